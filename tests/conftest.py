@@ -1,0 +1,36 @@
+"""Fixtures for all tests: no network, no stray files, the real assets where they are present."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The folder with real tokenizers, data and models (environment variable NTL_ASSETS)."""
+    folder = Path(os.environ.get("NTL_ASSETS", ROOT / "../shared")).resolve()
+    if not (folder / "tokenizers").is_dir():
+        pytest.skip(f"real assets not found in {folder}; set NTL_ASSETS to their folder")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # LightningCLI warns when it is called with args while sys.argv holds others.
+    monkeypatch.setattr(sys, "argv", ["ntl_lightning"])
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_files_behind():
+    before = {p.name for p in ROOT.iterdir()}
+    yield
+    stray = {p.name for p in ROOT.iterdir()} - before - {".pytest_cache", ".hypothesis"}
+    assert not stray, f"the test left files in the repository: {sorted(stray)}"
