@@ -1,7 +1,10 @@
 """Fixtures for all tests: no network, no stray files, the real assets where they are present."""
 
+import functools
+import lzma
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,36 @@ def assets() -> Path:
     if not (folder / "tokenizers").is_dir():
         pytest.skip(f"real assets not found in {folder}; set NTL_ASSETS to their folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer_folder(
+    assets: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Name of a real tokenizer (`t5`, `gemma3`) to its folder, .xz files unpacked."""
+    unpacked: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        source = assets / "tokenizers" / name
+        if not any(source.glob("*.xz")):
+            return source
+        if name not in unpacked:
+            unpacked[name] = tmp_path_factory.mktemp(name)
+            for file in source.iterdir():
+                target = unpacked[name] / file.name.removesuffix(".xz")
+                raw = file.read_bytes()
+                target.write_bytes(lzma.decompress(raw) if file.suffix == ".xz" else raw)
+        return unpacked[name]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(real_tokenizer_folder: Callable[[str], Path]) -> Callable[[str], object]:
+    """Name of a real tokenizer to the loaded one; shared by all tests, so not to be changed."""
+    from transformers import AutoTokenizer
+
+    return functools.cache(lambda name: AutoTokenizer.from_pretrained(real_tokenizer_folder(name)))
 
 
 @pytest.fixture(autouse=True)
