@@ -1,1 +1,32 @@
-"""losses."""
+"""Number-aware loss functions; usable without Lightning."""
+
+from ntl_lightning.losses.objective import Objective, ObjectiveResult
+from ntl_lightning.losses.schedules import Constant, LinearWarmup, WeightSchedule
+from ntl_lightning.losses.terms import (
+    CrossEntropy,
+    ExpectedValue,
+    LossTerm,
+    Positions,
+    Wasserstein,
+)
+from ntl_lightning.losses.token_statistics import (
+    IGNORE_INDEX,
+    TokenStatistics,
+    token_statistics,
+)
+
+__all__ = [
+    "IGNORE_INDEX",
+    "Constant",
+    "CrossEntropy",
+    "ExpectedValue",
+    "LinearWarmup",
+    "LossTerm",
+    "Objective",
+    "ObjectiveResult",
+    "Positions",
+    "TokenStatistics",
+    "Wasserstein",
+    "WeightSchedule",
+    "token_statistics",
+]
