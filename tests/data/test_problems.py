@@ -369,6 +369,8 @@ def test_an_empty_set_is_an_error(count):
 
 
 def test_all_of_too_many_is_an_error_with_their_number():
+    with pytest.raises(ValueError, match=r"about 4e\+07, but is meant for at most 10000000"):
+        Arithmetic("subtraction", None, "train", (1, 4), (1, 4), allow_negative=False).examples()
     with pytest.raises(ValueError, match=r"all addition problems of train .*, about 8e\+07, .*how"):
         Arithmetic("addition", None, "train", (1, 4), (1, 4)).examples()
 

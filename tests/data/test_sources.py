@@ -424,6 +424,11 @@ def test_gsm8k_gives_the_answer_alone_when_asked(write):
     assert texts(GSM8K(write(json.dumps(CLIPS)), target="answer")) == [("How many clips?", "72")]
 
 
+def test_gsm8k_takes_the_first_examples_and_leaves_the_rest_unread(write):
+    path = write(json.dumps(CLIPS) + "\nnot JSON\n")
+    assert len(GSM8K(path, max_examples=1).examples()) == 1
+
+
 def test_gsm8k_takes_the_number_after_the_last_hashes(write):
     row = {"question": "?", "answer": "first #### 3 and then\n#### -1,234 "}
     assert texts(GSM8K(write(json.dumps(row)), target="answer")) == [("?", "-1,234")]
