@@ -1,1 +1,41 @@
-"""numbers."""
+"""What a number is: in text, and among the tokens of a vocabulary."""
+
+from ntl_lightning.numbers.text import (
+    NumberFormat,
+    NumberInText,
+    find_numbers,
+    join_spaced_pieces,
+    last_number,
+)
+from ntl_lightning.numbers.tokenizer import (
+    ArithmeticTokenizer,
+    PretrainedTokenizer,
+    Tokenizer,
+    decode_answer,
+    decodes_with_spaces,
+    digit_level_copy,
+)
+from ntl_lightning.numbers.vocabulary import (
+    NumberKind,
+    NumberVocabulary,
+    RefusalReason,
+    RefusedToken,
+)
+
+__all__ = [
+    "ArithmeticTokenizer",
+    "NumberFormat",
+    "NumberInText",
+    "NumberKind",
+    "NumberVocabulary",
+    "PretrainedTokenizer",
+    "RefusalReason",
+    "RefusedToken",
+    "Tokenizer",
+    "decode_answer",
+    "decodes_with_spaces",
+    "digit_level_copy",
+    "find_numbers",
+    "join_spaced_pieces",
+    "last_number",
+]
