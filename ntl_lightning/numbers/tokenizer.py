@@ -278,7 +278,7 @@ class ArithmeticTokenizer(Tokenizer):
         backend = Backend(models.WordLevel(vocabulary, unk_token=unknown))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         backend.decoder = decoders.Fuse()
-        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        return PreTrainedTokenizerFast(
             tokenizer_object=backend,
             pad_token=pad,
             eos_token=end,
@@ -315,7 +315,7 @@ def digit_level_copy(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokeniz
         )
     added = {str(token): token for token in tokenizer.added_tokens_decoder.values()}
     named = {name: added.get(token, token) for name, token in tokenizer.special_tokens_map.items()}
-    copy = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    copy = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
         extra_special_tokens=[added.get(token, token) for token in tokenizer.extra_special_tokens],
         model_max_length=tokenizer.model_max_length,
