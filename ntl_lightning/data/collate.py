@@ -1,0 +1,191 @@
+"""From text to padded batches: the only place that tokenises, pads and masks.
+
+B batch, T positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from datasets import Dataset
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ntl_lightning.data.sources import Example
+
+__all__ = ["IGNORE_INDEX", "Architecture", "Collator", "encode"]
+
+IGNORE_INDEX = -100
+Architecture = Literal["seq2seq", "causal"]
+"""`seq2seq`: the prompt goes to an encoder; `causal`: prompt and answer are one sequence."""
+
+
+def encode(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    architecture: Architecture,
+    where: str,
+    *,
+    max_prompt_tokens: int | None = None,
+    max_target_tokens: int | None = None,
+) -> Dataset:
+    """Tokenise examples into an Arrow table with `prompt`, `target`, `prompt_ids`, `target_ids`.
+
+    Prompt and target are tokenised apart, because at inference the prompt stands alone. The prompt
+    gets the special tokens that the tokenizer itself adds (for a causal model without a closing
+    end-of-sequence token), the target gets an end-of-sequence token.
+
+    Args:
+        examples: Texts; a target of None (prediction) gives empty `target_ids`.
+        tokenizer: Must have an end-of-sequence token.
+        architecture: What the model expects.
+        where: The set's configuration key, for messages.
+        max_prompt_tokens: Longest prompt that is let through, in tokens.
+        max_target_tokens: Longest target that is let through, in tokens.
+
+    Raises:
+        ValueError: If there is no example, a text is longer than its limit (nothing is cut), the
+            tokenizer has no end-of-sequence token, or it knows no target's characters.
+    """
+    if not examples:
+        raise ValueError(f"{where} holds no example")
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        raise ValueError(
+            "model.tokenizer has no end-of-sequence token, so an answer could not be told to stop; "
+            "use a tokenizer whose eos_token is set"
+        )
+    prompt_ids: list[list[int]] = tokenizer(
+        [example.prompt for example in examples], return_attention_mask=False
+    )["input_ids"]
+    if architecture == "causal":
+        prompt_ids = [ids[:-1] if ids and ids[-1] == eos else ids for ids in prompt_ids]
+        for ids, example in zip(prompt_ids, examples, strict=True):
+            if not ids:
+                raise ValueError(
+                    f"{where}: the prompt of {example.origin} is empty ({example.prompt!r}); a "
+                    "causal model needs at least one token to answer to"
+                )
+    with_target = [example.target for example in examples if example.target is not None]
+    encoded = iter(
+        tokenizer(with_target, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        if with_target
+        else []
+    )
+    target_ids = [[] if example.target is None else [*next(encoded), eos] for example in examples]
+    for limit, sequences, key in (
+        (max_prompt_tokens, prompt_ids, "max_prompt_tokens"),
+        (max_target_tokens, target_ids, "max_target_tokens"),
+    ):
+        _check_lengths(limit, sequences, examples, key, where)
+    _report_unknown(tokenizer, target_ids, examples, where)
+    return Dataset.from_dict(
+        {
+            "prompt": [example.prompt for example in examples],
+            "target": [example.target for example in examples],
+            "prompt_ids": prompt_ids,
+            "target_ids": target_ids,
+        }
+    )
+
+
+def _check_lengths(
+    limit: int | None,
+    sequences: Sequence[Sequence[int]],
+    examples: Sequence[Example],
+    key: str,
+    where: str,
+) -> None:
+    if limit is None:
+        return
+    too_long = [i for i, ids in enumerate(sequences) if len(ids) > limit]
+    if too_long:
+        first, longest = too_long[0], max(map(len, sequences))
+        raise ValueError(
+            f"{where}: {len(too_long)} of {len(examples)} examples are longer than data.{key}="
+            f"{limit} tokens; the first is {examples[first].origin} with "
+            f"{len(sequences[first])}, the longest has {longest}. Nothing is cut: raise the limit "
+            "or leave these examples out"
+        )
+
+
+def _report_unknown(
+    tokenizer: PreTrainedTokenizerBase,
+    target_ids: Sequence[Sequence[int]],
+    examples: Sequence[Example],
+    where: str,
+) -> None:
+    unknown = tokenizer.unk_token_id
+    # Byte-level vocabularies name a token that is never needed as unknown, often the eos itself.
+    if unknown is None or unknown == tokenizer.eos_token_id:
+        return
+    hit = [i for i, ids in enumerate(target_ids) if unknown in ids]
+    if not hit:
+        return
+    first = examples[hit[0]]
+    message = (
+        f"{where}: {len(hit)} of {len(examples)} targets hold characters outside the tokenizer's "
+        f"vocabulary ({tokenizer.unk_token}), the first is {first.origin}: {first.target!r}"
+    )
+    if len(hit) == len(examples):
+        raise ValueError(f"{message}. No target could ever be answered; use another tokenizer")
+    rank_zero_warn(f"{message}. The model is taught to say {tokenizer.unk_token} there")
+
+
+def _pad(
+    sequences: Sequence[Sequence[int]], value: int, side: Literal["left", "right"] = "right"
+) -> Tensor:
+    width = max(map(len, sequences))
+    padded = [
+        [*ids, *[value] * (width - len(ids))]
+        if side == "right"
+        else [*[value] * (width - len(ids)), *ids]
+        for ids in sequences
+    ]
+    return torch.tensor(padded, dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Rows of `encode` to a padded batch.
+
+    The batch holds `input_ids`, `attention_mask` (B, T) and `labels`: for `seq2seq` the target
+    (B, T'), for `causal` the sequence itself with -100 on prompt and padding (B, T), not shifted.
+    Padding is on the right and told apart by its place, so an end-of-sequence token that doubles
+    as padding is still learned. For `causal`, `first_label` is the first column with a label.
+    With `for_evaluation`, the prompts alone come along as `prompt_input_ids` and
+    `prompt_attention_mask`, padded on the left for `causal` (generation goes on at the right end),
+    and the texts `prompt`, `target` and the row numbers `index` as lists.
+    """
+
+    architecture: Architecture
+    pad_id: int
+    for_evaluation: bool = False
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Pad the rows; a row with `index` -1 is a filler and has no label."""
+        prompts = [row["prompt_ids"] for row in rows]
+        targets = [row["target_ids"] if row["index"] >= 0 else [] for row in rows]
+        if self.architecture == "causal":
+            inputs = [[*p, *t] for p, t in zip(prompts, targets, strict=True)]
+            labels = [[*[IGNORE_INDEX] * len(p), *t] for p, t in zip(prompts, targets, strict=True)]
+        else:
+            inputs = prompts
+            # A target column is needed even where no row has a target (prediction).
+            labels = [t or [IGNORE_INDEX] for t in targets]
+        batch: dict[str, Any] = {
+            "input_ids": _pad(inputs, self.pad_id),
+            "attention_mask": _pad([[1] * len(ids) for ids in inputs], 0),
+            "labels": _pad(labels, IGNORE_INDEX),
+        }
+        if self.architecture == "causal":
+            batch["first_label"] = min(map(len, prompts))
+        if self.for_evaluation:
+            side: Literal["left", "right"] = "left" if self.architecture == "causal" else "right"
+            batch["prompt_input_ids"] = _pad(prompts, self.pad_id, side)
+            batch["prompt_attention_mask"] = _pad([[1] * len(p) for p in prompts], 0, side)
+            for key in ("prompt", "target", "index"):
+                batch[key] = [row[key] for row in rows]
+        return batch

@@ -1,0 +1,471 @@
+"""`NumberAwareLM`: where a language model, the loss terms and the metrics meet.
+
+B batch, T positions, V vocabulary, N label positions.
+"""
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ntl_lightning.backbones import FLOAT16_OVERFLOWS, Backbone, FromConfig
+from ntl_lightning.evaluation import (
+    Generation,
+    NumericMetrics,
+    TermAverages,
+    expected_values,
+    generate,
+)
+from ntl_lightning.losses import (
+    IGNORE_INDEX,
+    CrossEntropy,
+    LossTerm,
+    Objective,
+    ObjectiveResult,
+    Wasserstein,
+)
+from ntl_lightning.numbers import (
+    ArithmeticTokenizer,
+    NumberKind,
+    NumberVocabulary,
+    Tokenizer,
+    decode_answer,
+)
+from ntl_lightning.optimization import AdamW, CosineLR, LRSchedule, OptimizerSpec
+
+__all__ = ["NumberAwareLM"]
+
+_ANSWER_MARGIN = 8  # tokens that an answer may be longer than the longest target
+
+
+class NumberAwareLM(LightningModule):
+    """Trains a seq2seq or causal language model with number-aware loss terms.
+
+    Logged: `train/loss`, `train/<term>`, `train/number_tokens` (of the whole optimizer step),
+    `train/learning_rate` per step; and per validation or test set (`val`, `test`,
+    `test_<name>`) `loss`, `<term>`, `perplexity`, `token_accuracy`, `num_label_tokens`,
+    `num_number_tokens` (from the true prefix) and the `NumericMetrics` of the generated answers.
+
+    Averages are exact: with `NumberDataModule` (or any loader in `StepTotals`) the gradient does
+    not depend on how an optimizer step is split into micro-batches and ranks. With other loaders
+    each batch is averaged by its own counts.
+
+    Args:
+        backbone: The language model.
+        tokenizer: Its tokenizer. Nothing is added to it.
+        number_tokens: Which tokens count as numbers: single digits, integers, or all numbers.
+        largest_number_token: Largest value of one token; null takes any, and warns.
+        loss_terms: The objective; each term is averaged, weighted, scheduled and logged.
+        generation: How answers are made in evaluation and prediction.
+        optimizer: The optimizer.
+        lr_schedule: The learning rate, by optimizer step.
+
+    Raises:
+        TypeError: If an argument is an object where its settings are wanted.
+        ValueError: For settings that cannot work, as early as they are known.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone = FromConfig(),
+        tokenizer: Tokenizer = ArithmeticTokenizer(),
+        number_tokens: NumberKind = "digits",
+        largest_number_token: float | None = 999,
+        loss_terms: Sequence[LossTerm] = (CrossEntropy(), Wasserstein()),
+        generation: Generation = Generation(),
+        optimizer: OptimizerSpec = AdamW(),
+        lr_schedule: LRSchedule = CosineLR(),
+    ) -> None:
+        super().__init__()
+        arguments: dict[str, object] = {
+            "backbone": backbone,
+            "tokenizer": tokenizer,
+            "number_tokens": number_tokens,
+            "largest_number_token": largest_number_token,
+            "loss_terms": loss_terms,
+            "generation": generation,
+            "optimizer": optimizer,
+            "lr_schedule": lr_schedule,
+        }
+        for name, kind in _KINDS.items():
+            if not isinstance(arguments[name], kind):
+                raise TypeError(
+                    f"model.{name} must be a {kind.__name__}, got "
+                    f"{type(arguments[name]).__name__}; give the settings, the object is built here"
+                )
+        self.save_hyperparameters()
+        if "_instantiator" not in self.hparams:
+            # Built in Python: keep plain values, so that checkpoints load with weights_only=True.
+            plain = {name: _plain(value, f"model.{name}") for name, value in arguments.items()}
+            self.save_hyperparameters(
+                {**plain, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+            )
+        self.backbone = backbone
+        self.generation = generation
+        self.optimizer_spec = optimizer
+        self.lr_schedule = lr_schedule
+        self.tokenizer = tokenizer.load()
+        config = backbone.config(self.tokenizer)
+        self.architecture: Literal["seq2seq", "causal"] = (
+            "seq2seq" if config.is_encoder_decoder else "causal"
+        )
+        self.vocabulary = NumberVocabulary.from_tokenizer(
+            self.tokenizer,
+            width=max(config.get_text_config().vocab_size, len(self.tokenizer)),
+            kind=number_tokens,
+            largest=largest_number_token,
+        )
+        self.objective = Objective(loss_terms, self.vocabulary)
+        self.model: PreTrainedModel | None = None
+        self.training_mean: float | None = None
+        """Mean of the numeric training targets, kept in the checkpoint."""
+        self._longest_target = 0
+        self._averages: dict[str, TermAverages] = {}
+        self._metrics: dict[str, NumericMetrics] = {}
+
+    def configure_model(self) -> None:
+        """Build the language model, once; on the device and in the precision of the strategy."""
+        if self.model is not None:
+            return
+        # Pretrained models come in evaluation mode, without dropout.
+        self.model = self.backbone.build(self.tokenizer).train()
+        width = self.model.get_output_embeddings().weight.shape[0]
+        if width != self.vocabulary.width:
+            raise ValueError(
+                f"model.backbone scores {width} tokens, but its configuration and tokenizer say "
+                f"{self.vocabulary.width}"
+            )
+        # Soft-capped logits are read again in the backward pass of the cap.
+        self._overwrite_logits = not getattr(
+            self.model.config.get_text_config(), "final_logit_softcapping", None
+        )
+
+    @property
+    def language_model(self) -> PreTrainedModel:
+        """The transformers model; built by `configure_model`."""
+        if self.model is None:
+            raise RuntimeError("the model is not built yet: call configure_model() first")
+        return self.model
+
+    # Forward
+
+    def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Logits and the labels they are to predict, position by position.
+
+        This is the only place where a causal model's labels are shifted.
+
+        Args:
+            batch: `input_ids`, `attention_mask` (B, T); `labels` (B, T) for causal models with
+                `first_label`, the first column with a label, or (B, T') for seq2seq.
+
+        Returns:
+            logits (B, T'', V) and labels (B, T''), aligned.
+        """
+        labels: Tensor = batch["labels"]
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        model = self.language_model
+        if self.architecture == "seq2seq":
+            decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=labels)
+            logits = model(**inputs, decoder_input_ids=decoder_ids, use_cache=False).logits
+            return logits, labels
+        # The position before a label predicts it; earlier positions need no logits.
+        first = max(batch.get("first_label", 1) - 1, 0)
+        keep = labels.shape[1] - first
+        if "logits_to_keep" in signature(model.forward).parameters:
+            logits = model(**inputs, logits_to_keep=keep, use_cache=False).logits
+        else:
+            logits = model(**inputs, use_cache=False).logits[:, first:]
+        nothing = labels.new_full((len(labels), 1), IGNORE_INDEX)
+        return logits, torch.cat([labels[:, first + 1 :], nothing], dim=1)
+
+    # Training
+
+    def on_fit_start(self) -> None:
+        """Refuse runs that cannot learn what they are meant to."""
+        precision = str(self.trainer.precision)
+        model_type = self.language_model.config.model_type
+        if precision in ("16-mixed", "16-true") and model_type in FLOAT16_OVERFLOWS:
+            raise ValueError(
+                f"trainer.precision={precision}: the activations of {model_type} models leave "
+                "float16's range and the loss becomes NaN; use bf16-mixed or 32-true"
+            )
+        data = self.trainer.datamodule
+        self.training_mean = getattr(data, "training_mean", None)
+        coverage = getattr(data, "label_coverage", None)
+        if coverage is not None and coverage.numbers == 0 and self.objective.needs_numbers:
+            raise ValueError(
+                f"no label of the training data is a number token (model.number_tokens="
+                f"{self.vocabulary.kind!r}; {coverage.digit_bearing} of {coverage.tokens} label "
+                "tokens hold a digit), so the number losses could never act. Try "
+                "model.tokenizer with digit_level: true or model.number_tokens=integers, look at "
+                "`python -m ntl_lightning inspect-tokenizer`, or train with CrossEntropy alone"
+            )
+        if self.trainer.world_size * self.trainer.accumulate_grad_batches > 1 and data is None:
+            rank_zero_warn(
+                "Each batch is averaged by its own token counts, so gradients depend on how a step "
+                "is split; wrap the training loader in ntl_lightning.data.StepTotals"
+            )
+
+    def _check_batch(self, batch: Mapping[str, Any]) -> None:
+        if ("first_label" in batch) == (self.architecture == "seq2seq"):
+            raise ValueError(
+                f"data.architecture does not fit: the batch is not made for a {self.architecture} "
+                "model; pass NumberDataModule(architecture=model.architecture)"
+            )
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The objective on one micro-batch, scaled so that accumulated gradients are exact."""
+        if batch_idx == 0:
+            self._check_batch(batch)
+        logits, labels = self(batch)
+        totals = batch.get("step_totals")
+        result = self.objective(
+            logits,
+            labels,
+            denominators=totals,
+            step=self.global_step,
+            overwrite_logits=self._overwrite_logits,
+        )
+        self._log_training(result, totals or result.counts)
+        if totals is None:
+            return result.loss
+        # Lightning divides by the accumulated batches, the strategy by the ranks.
+        return result.loss * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
+
+    def _log_training(self, result: ObjectiveResult, totals: Mapping[str, float]) -> None:
+        size = max(result.counts["tokens"], 1)
+        self.log("train/loss", result.value, prog_bar=True, batch_size=size)
+        self.log_dict(
+            {f"train/{name}": value for name, value in result.parts.items()}, batch_size=size
+        )
+        self.log("train/number_tokens", float(totals["numbers"]), batch_size=size)
+        scheduler = self.lr_schedulers()
+        if scheduler is not None:
+            self.log("train/learning_rate", scheduler.get_last_lr()[0], batch_size=size)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The configured optimizer; its schedule advances with every optimizer step."""
+        optimizer = self.optimizer_spec.build(self.language_model)
+        steps = self.trainer.estimated_stepping_batches
+        num_steps = int(steps) if steps != float("inf") else None
+        scheduler = self.lr_schedule.build(optimizer, num_steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    # Evaluation
+
+    def set_name(self, stage: Literal["val", "test"], dataloader_idx: int) -> str:
+        """Name of an evaluation set in the logs: the stage, or `<stage>_<name>`."""
+        loaders = self.trainer.val_dataloaders if stage == "val" else self.trainer.test_dataloaders
+        if isinstance(loaders, Mapping):
+            name = list(loaders)[dataloader_idx]
+            return stage if name == stage else f"{stage}_{name}"
+        several = isinstance(loaders, Sequence) and len(loaders) > 1
+        return f"{stage}_{dataloader_idx}" if several else stage
+
+    def log_names(self) -> set[str]:
+        """Names under which `fit` logs, for callbacks that monitor one."""
+        terms = {term.name: term.averaged_over for term in self.objective.terms}
+        per_set = {"loss", *TermAverages.names(terms)}
+        if self.generation.during_fit:
+            per_set |= set(NumericMetrics.names(training_mean=self.training_mean))
+        train = {"loss", "number_tokens", "learning_rate", *terms}
+        return {f"train/{name}" for name in train} | {f"val/{name}" for name in per_set}
+
+    def _start_evaluation(self, stage: Literal["val", "test"]) -> None:
+        loaders = self.trainer.val_dataloaders if stage == "val" else self.trainer.test_dataloaders
+        count = len(loaders) if isinstance(loaders, Mapping | Sequence) else 1
+        terms = {term.name: term.averaged_over for term in self.objective.terms}
+        names = [self.set_name(stage, index) for index in range(count)]
+        self._averages = {name: TermAverages(terms).to(self.device) for name in names}
+        self._metrics = {
+            name: NumericMetrics(training_mean=self.training_mean).to(self.device)
+            for name in names
+        }
+        self._longest_target = max(
+            self._longest_target, getattr(self.trainer.datamodule, "longest_target", 0)
+        )
+
+    def on_validation_epoch_start(self) -> None:
+        """Fresh metrics for every named set."""
+        self._start_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Fresh metrics for every named set."""
+        self._start_evaluation("test")
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Length limit of answers: as configured, or the longest target seen plus 8."""
+        if self.generation.max_new_tokens is not None:
+            return self.generation.max_new_tokens
+        if not self._longest_target:
+            raise ValueError(
+                "model.generation.max_new_tokens is not set and the data does not tell its longest "
+                "target; set it"
+            )
+        return self._longest_target + _ANSWER_MARGIN
+
+    def _answer(self, batch: Mapping[str, Any]) -> tuple[list[str], list[bool]]:
+        ids, hit_limit = generate(
+            self.language_model,
+            self.tokenizer,
+            batch["prompt_input_ids"],
+            batch["prompt_attention_mask"],
+            self.generation,
+            self.max_new_tokens,
+        )
+        return [decode_answer(self.tokenizer, row) for row in ids], hit_limit
+
+    def _evaluation_step(
+        self, batch: dict[str, Any], stage: Literal["val", "test"], dataloader_idx: int
+    ) -> dict[str, list[Any]]:
+        name = self.set_name(stage, dataloader_idx)
+        logits, labels = self(batch)
+        result = self.objective(logits, labels, step=self.global_step)
+        kept = labels != IGNORE_INDEX
+        self._averages[name].update(
+            result.sums,
+            result.counts["tokens"],
+            result.counts["numbers"],
+            (logits.argmax(-1) == labels)[kept].sum(),
+        )
+        rows = [i for i, index in enumerate(batch["index"]) if index >= 0]
+        if stage == "val" and self.trainer.state.fn == "fit" and not self.generation.during_fit:
+            return {}
+        answers, hit_limit = self._answer(batch)
+        statistics = result.statistics
+        means = expected_values(
+            labels,
+            statistics.number_probabilities,
+            statistics.number_values,
+            statistics.is_number,
+            self.tokenizer.eos_token_id,
+        )
+        output: dict[str, list[Any]] = {
+            "prompt": batch["prompt"],
+            "target": batch["target"],
+            "answer": answers,
+            "index": batch["index"],
+        }
+        output = {key: [values[i] for i in rows] for key, values in output.items()}
+        self._metrics[name].update(
+            output["answer"],
+            output["target"],
+            hit_length_limit=[hit_limit[i] for i in rows],
+            expected_values=[means[i] for i in rows],
+        )
+        return output
+
+    def validation_step(
+        self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
+    ) -> dict[str, list[Any]]:
+        """Losses from the true prefix, and answers by generation, on a validation set."""
+        return self._evaluation_step(batch, "val", dataloader_idx)
+
+    def test_step(
+        self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
+    ) -> dict[str, list[Any]]:
+        """Losses from the true prefix, and answers by generation, on a test set."""
+        return self._evaluation_step(batch, "test", dataloader_idx)
+
+    def _log_evaluation(self) -> None:
+        answered = self.trainer.state.fn != "fit" or self.generation.during_fit
+        for name, averages in self._averages.items():
+            values = averages.compute()
+            values["loss"] = self.objective.combine(values, self.global_step)
+            if answered:
+                values |= self._metrics[name].compute()
+            self.log_dict(
+                {f"{name}/{key}": value.to(self.device) for key, value in values.items()},
+                # All ranks hold the same, already reduced values.
+                sync_dist=True,
+            )
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the averages and metrics of every validation set."""
+        self._log_evaluation()
+
+    def on_test_epoch_end(self) -> None:
+        """Log the averages and metrics of every test set."""
+        self._log_evaluation()
+
+    def on_predict_start(self) -> None:
+        """Take the length limit from the data."""
+        self._longest_target = max(
+            self._longest_target, getattr(self.trainer.datamodule, "longest_target", 0)
+        )
+
+    def predict_step(
+        self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
+    ) -> dict[str, list[Any]]:
+        """Answers by generation; targets are passed through where the data has them."""
+        answers, _ = self._answer(batch)
+        rows = [i for i, index in enumerate(batch["index"]) if index >= 0]
+        output = {key: batch[key] for key in ("prompt", "target", "index")} | {"answer": answers}
+        return {key: [values[i] for i in rows] for key, values in output.items()}
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what evaluation needs to know of the training data."""
+        checkpoint["number_aware"] = {
+            "training_mean": self.training_mean,
+            "longest_target": self._longest_target,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take back what `on_save_checkpoint` kept."""
+        kept = checkpoint.get("number_aware", {})
+        self.training_mean = kept.get("training_mean")
+        self._longest_target = kept.get("longest_target", 0)
+
+
+_KINDS: dict[str, type] = {
+    "backbone": Backbone,
+    "tokenizer": Tokenizer,
+    "generation": Generation,
+    "optimizer": OptimizerSpec,
+    "lr_schedule": LRSchedule,
+}
+
+
+def _plain(value: object, where: str) -> Any:
+    """A setting as jsonargparse reads it: plain values, and class paths with their arguments."""
+    if is_dataclass(value) and not isinstance(value, type):
+        arguments = {
+            field.name: _plain(getattr(value, field.name), f"{where}.{field.name}")
+            for field in fields(value)
+        }
+        if isinstance(value, ABC):
+            kind = type(value)
+            return {
+                "class_path": f"{kind.__module__}.{kind.__qualname__}",
+                "init_args": arguments,
+            }
+        return arguments
+    if isinstance(value, Mapping):
+        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Enum):
+        return _plain(value.value, where)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{where} must be made of plain values, got {type(value).__name__}")
