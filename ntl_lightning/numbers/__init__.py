@@ -1,5 +1,6 @@
 """What a number is: in text, and among the tokens of a vocabulary."""
 
+from ntl_lightning.numbers.audit import Audit, audit_tokenizer, render_audit
 from ntl_lightning.numbers.text import (
     NumberFormat,
     NumberInText,
@@ -24,6 +25,7 @@ from ntl_lightning.numbers.vocabulary import (
 
 __all__ = [
     "ArithmeticTokenizer",
+    "Audit",
     "NumberFormat",
     "NumberInText",
     "NumberKind",
@@ -32,10 +34,12 @@ __all__ = [
     "RefusalReason",
     "RefusedToken",
     "Tokenizer",
+    "audit_tokenizer",
     "decode_answer",
     "decodes_with_spaces",
     "digit_level_copy",
     "find_numbers",
     "join_spaced_pieces",
     "last_number",
+    "render_audit",
 ]
