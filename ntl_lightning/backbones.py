@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,7 +22,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ntl_lightning.paths import expand_path
 
-__all__ = ["FLOAT16_OVERFLOWS", "Backbone", "FromConfig", "Pretrained"]
+__all__ = ["FLOAT16_OVERFLOWS", "Backbone", "FromConfig", "Pretrained", "num_scores"]
 
 FLOAT16_OVERFLOWS = frozenset(
     {"t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"}
@@ -54,13 +55,18 @@ def _model_class(config: PreTrainedConfig, where: str) -> Any:
     )
 
 
+def num_scores(model: PreTrainedModel) -> int:
+    """Width of the model's logits: the rows of its output matrix."""
+    return len(cast(Tensor, model.get_output_embeddings().weight))
+
+
 def _fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Grow the embeddings where the tokenizer has more tokens; never shrink them.
 
     Checkpoints often have more rows than their tokenizer has tokens (T5: 32128 and 32100);
     cutting these off would make the weights unloadable for everyone else.
     """
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = num_scores(model)
     if len(tokenizer) > rows:
         rank_zero_info(f"The embeddings grow from {rows} to {len(tokenizer)} rows.")
         model.resize_token_embeddings(len(tokenizer))

@@ -3,10 +3,12 @@
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -26,8 +28,6 @@ from ntl_lightning.numbers import NumberKind, PretrainedTokenizer
 from ntl_lightning.numbers.audit import audit_tokenizer, render_audit
 
 __all__ = ["NumberCLI", "RunConfig", "inspect_tokenizer", "main"]
-
-_MISSING = object()
 
 
 class RunConfig(SaveConfigCallback):
@@ -89,61 +89,72 @@ class NumberCLI(LightningCLI):
         parser.add_lightning_class_args(AnswerPlots, "plots")
         parser.add_lightning_class_args(PredictionFile, "predictions")
         parser.add_lightning_class_args(MonitorCheck, "monitor_check")
+        self._command_parsers = [*getattr(self, "_command_parsers", []), parser]
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse; remember what was asked for rather than left at its default."""
+        """Parse; with a checkpoint, its model settings are the defaults.
+
+        LightningCLI itself would let the checkpoint override the command without a word.
+        """
         super().parse_arguments(parser, args)
-        self._asked = parser.parse_args(args, defaults=False)
-        config = self.config[self.config.subcommand]
-        if config.get("ckpt_path"):
-            config.ckpt_path = _find_checkpoint(
-                config.ckpt_path, Path(config.trainer.default_root_dir)
-            )
+        command = self.config.subcommand
+        config = self.config[command]
+        self._asked: Namespace | None = None
+        if not config.get("ckpt_path"):
+            return
+        path = _find_checkpoint(config.ckpt_path, Path(config.trainer.default_root_dir))
+        saved = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        settings = _leaves(saved.get("hyper_parameters", {}))
+        for command_parser in self._command_parsers:
+            command_parser.set_defaults(settings)
+        super().parse_arguments(parser, args)
+        self.config[command].ckpt_path = path
+        self._asked = self.config.clone()
+        self._contradictions = {
+            key: (asked, theirs)
+            for key, theirs in settings.items()
+            if (asked := _as_plain(self.config[command][key])) != theirs
+        }
 
     def before_instantiate_classes(self) -> None:
         """Settle what runs where the checkpoint and the command disagree."""
         command = self.config.subcommand
+        if self._asked is not None:
+            self.config = self._asked
+            listed = "; ".join(
+                f"{key} is {_shown(theirs)} in the checkpoint, {_shown(asked)} was asked for"
+                for key, (asked, theirs) in self._contradictions.items()
+            )
+            if listed and command == "fit":
+                raise ValueError(
+                    f"--ckpt_path {self.config.fit.ckpt_path} goes on with the run it was saved "
+                    f"from, but {listed}. Leave these settings as they were, or start a new run "
+                    "without --ckpt_path"
+                )
+            if listed:
+                rank_zero_info(f"What was asked for is used: {listed}.")
+        elif command != "fit":
+            rank_zero_warn(
+                f"{command} without --ckpt_path: the weights that model.backbone starts from are "
+                "used, nothing trained here. --ckpt_path last takes the newest checkpoint below "
+                "trainer.default_root_dir."
+            )
         config = self.config[command]
         if command in ("validate", "test"):
             config.verbose = False  # MetricsReport prints the table.
         if command == "predict":
             config.return_predictions = False  # PredictionFile writes them.
-        if not config.get("ckpt_path"):
-            if command != "fit":
-                rank_zero_warn(
-                    f"{command} without --ckpt_path: the weights that model.backbone starts from "
-                    "are used, nothing trained here. --ckpt_path last takes the newest checkpoint "
-                    "below trainer.default_root_dir."
-                )
-            return
-        contradictions = _contradictions(self._asked[command], config)
-        if contradictions and command == "fit":
-            listed = "; ".join(
-                f"{key} is {theirs} in the checkpoint, {asked} was asked for"
-                for key, (asked, theirs) in contradictions.items()
-            )
-            raise ValueError(
-                f"--ckpt_path {config.ckpt_path} goes on with the run it was saved from, but "
-                f"{listed}. Leave these settings as they were, or start a new run without "
-                "--ckpt_path"
-            )
-        for key, (asked, theirs) in contradictions.items():
-            config[key] = self._asked[command][key]
-            rank_zero_info(f"{key}: {asked} as asked for, {theirs} in the checkpoint.")
-        if contradictions:
-            # Linked settings follow the model's.
-            for name in ("tokenizer", "number_tokens", "largest_number_token"):
-                config.data[name] = config.model[name]
 
 
-def _flat(value: object, prefix: str) -> dict[str, object]:
-    if isinstance(value, Namespace):
-        return {
-            name: item
-            for key, inner in vars(value).items()
-            for name, item in _flat(inner, f"{prefix}.{key}").items()
-        }
-    return {prefix: value}
+def _leaves(settings: dict[str, Any]) -> dict[str, Any]:
+    """Model settings of a checkpoint by their configuration keys."""
+    leaves: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and "class_path" not in value:
+            leaves |= {f"model.{name}.{key}": item for key, item in value.items()}
+        elif not name.startswith("_"):
+            leaves[f"model.{name}"] = value
+    return leaves
 
 
 def _as_plain(value: object) -> object:
@@ -154,14 +165,8 @@ def _as_plain(value: object) -> object:
     return value
 
 
-def _contradictions(asked: Namespace, config: Namespace) -> dict[str, tuple[object, object]]:
-    """Model settings that were asked for and differ from the checkpoint's, by key."""
-    different: dict[str, tuple[object, object]] = {}
-    for key, value in _flat(asked.get("model", Namespace()), "model").items():
-        theirs = config.get(key, _MISSING)
-        if _as_plain(theirs) != _as_plain(value):
-            different[key] = (_as_plain(value), "absent" if theirs is _MISSING else theirs)
-    return different
+def _shown(value: object) -> str:
+    return json.dumps(value, default=str)
 
 
 def _find_checkpoint(asked: str, root: Path) -> str:
@@ -216,13 +221,19 @@ def inspect_tokenizer(args: Sequence[str]) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run a command; a mistake of the user ends with one line, not with a traceback."""
-    args = list(sys.argv[1:] if args is None else args)
+    """Run a command; a mistake of the user ends with one line, not with a traceback.
+
+    Args:
+        args: The command and its options; None takes those of the command line.
+    """
+    given = sys.argv[1:] if args is None else list(args)
+    # lightning 2.6 asks torch for a name that torch 2.13 calls deprecated; users cannot mend it.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     try:
-        if args and args[0] == "inspect-tokenizer":
-            inspect_tokenizer(args[1:])
+        if given[:1] == ["inspect-tokenizer"]:
+            inspect_tokenizer(given[1:])
         else:
-            NumberCLI(args)
+            NumberCLI(None if args is None else given)
     except (ValueError, TypeError, OSError) as error:
         if os.environ.get("NTL_DEBUG"):
             raise

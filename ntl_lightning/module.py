@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ntl_lightning.backbones import FLOAT16_OVERFLOWS, Backbone, FromConfig
+from ntl_lightning.backbones import FLOAT16_OVERFLOWS, Backbone, FromConfig, num_scores
 from ntl_lightning.evaluation import (
     Generation,
     NumericMetrics,
@@ -139,7 +140,7 @@ class NumberAwareLM(LightningModule):
             return
         # Pretrained models come in evaluation mode, without dropout.
         self.model = self.backbone.build(self.tokenizer).train()
-        width = self.model.get_output_embeddings().weight.shape[0]
+        width = num_scores(self.model)
         if width != self.vocabulary.width:
             raise ValueError(
                 f"model.backbone scores {width} tokens, but its configuration and tokenizer say "
@@ -156,6 +157,10 @@ class NumberAwareLM(LightningModule):
         if self.model is None:
             raise RuntimeError("the model is not built yet: call configure_model() first")
         return self.model
+
+    @property
+    def _datamodule(self) -> object | None:
+        return getattr(self.trainer, "datamodule", None)
 
     # Forward
 
@@ -175,7 +180,8 @@ class NumberAwareLM(LightningModule):
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         model = self.language_model
         if self.architecture == "seq2seq":
-            decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=labels)
+            shift: Any = model.prepare_decoder_input_ids_from_labels
+            decoder_ids = shift(labels=labels)
             logits = model(**inputs, decoder_input_ids=decoder_ids, use_cache=False).logits
             return logits, labels
         # The position before a label predicts it; earlier positions need no logits.
@@ -199,7 +205,7 @@ class NumberAwareLM(LightningModule):
                 f"trainer.precision={precision}: the activations of {model_type} models leave "
                 "float16's range and the loss becomes NaN; use bf16-mixed or 32-true"
             )
-        data = self.trainer.datamodule
+        data = self._datamodule
         self.training_mean = getattr(data, "training_mean", None)
         coverage = getattr(data, "label_coverage", None)
         if coverage is not None and coverage.numbers == 0 and self.objective.needs_numbers:
@@ -249,11 +255,10 @@ class NumberAwareLM(LightningModule):
             {f"train/{name}": value for name, value in result.parts.items()}, batch_size=size
         )
         self.log("train/number_tokens", float(totals["numbers"]), batch_size=size)
-        scheduler = self.lr_schedulers()
-        if scheduler is not None:
-            self.log("train/learning_rate", scheduler.get_last_lr()[0], batch_size=size)
+        (group, *_) = self.trainer.optimizers[0].param_groups
+        self.log("train/learning_rate", group["lr"], batch_size=size)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """The configured optimizer; its schedule advances with every optimizer step."""
         optimizer = self.optimizer_spec.build(self.language_model)
         steps = self.trainer.estimated_stepping_batches
@@ -280,7 +285,13 @@ class NumberAwareLM(LightningModule):
         terms = {term.name: term.averaged_over for term in self.objective.terms}
         per_set = {"loss", *TermAverages.names(terms)}
         if self.generation.during_fit:
-            per_set |= set(NumericMetrics.names(training_mean=self.training_mean))
+            per_set |= set(
+                NumericMetrics.names(
+                    training_mean=self.training_mean is not None,
+                    length_limit=True,
+                    expected_values=True,
+                )
+            )
         train = {"loss", "number_tokens", "learning_rate", *terms}
         return {f"train/{name}" for name in train} | {f"val/{name}" for name in per_set}
 
@@ -291,11 +302,10 @@ class NumberAwareLM(LightningModule):
         names = [self.set_name(stage, index) for index in range(count)]
         self._averages = {name: TermAverages(terms).to(self.device) for name in names}
         self._metrics = {
-            name: NumericMetrics(training_mean=self.training_mean).to(self.device)
-            for name in names
+            name: NumericMetrics(training_mean=self.training_mean).to(self.device) for name in names
         }
         self._longest_target = max(
-            self._longest_target, getattr(self.trainer.datamodule, "longest_target", 0)
+            self._longest_target, getattr(self._datamodule, "longest_target", 0)
         )
 
     def on_validation_epoch_start(self) -> None:
@@ -405,7 +415,7 @@ class NumberAwareLM(LightningModule):
     def on_predict_start(self) -> None:
         """Take the length limit from the data."""
         self._longest_target = max(
-            self._longest_target, getattr(self.trainer.datamodule, "longest_target", 0)
+            self._longest_target, getattr(self._datamodule, "longest_target", 0)
         )
 
     def predict_step(

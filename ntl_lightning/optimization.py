@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from transformers import Adafactor as HuggingFaceAdafactor
 from transformers import (
     get_constant_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup,
     get_inverse_sqrt_schedule,
 )
-from transformers import Adafactor as HuggingFaceAdafactor
 
 __all__ = [
     "Adafactor",

@@ -132,7 +132,7 @@ class NumberDataModule(LightningDataModule):
     @property
     def longest_target(self) -> int:
         """Tokens of the longest target of the sets that were set up, end of sequence included."""
-        return max((max(map(len, table["target_ids"])) for table in self._tables.values()))
+        return max(max(map(len, table["target_ids"])) for table in self._tables.values())
 
     def setup(self, stage: str) -> None:
         """Read and tokenise the sets of a stage, once."""
@@ -192,10 +192,8 @@ class NumberDataModule(LightningDataModule):
 
     def _order(self, table: Dataset, batch_size: int, **settings: bool) -> BatchOrder:
         lengths = [
-            len(p) + len(t)
-            for p, t in zip(table["prompt_ids"], table["target_ids"], strict=True)
+            len(p) + len(t) for p, t in zip(table["prompt_ids"], table["target_ids"], strict=True)
         ]
-        strategy = self.trainer.strategy if self.trainer is not None else None
         return BatchOrder(
             lengths,
             batch_size,
@@ -216,9 +214,7 @@ class NumberDataModule(LightningDataModule):
         table = self._tables["train"]
         loader = BatchLoader(
             table,
-            self._order(
-                table, self.batch_size, shuffle=True, group_by_length=self.group_by_length
-            ),
+            self._order(table, self.batch_size, shuffle=True, group_by_length=self.group_by_length),
             self._collator(for_evaluation=False),
             num_workers=self.num_workers,
         )

@@ -5,7 +5,6 @@ B batch, T positions, N label positions, K number tokens.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -84,7 +83,9 @@ def generate(
         pad_token_id=tokenizer.eos_token_id if pad_id is None else pad_id,
         decoder_start_token_id=model.generation_config.decoder_start_token_id,
     )
-    output = model.generate(input_ids, attention_mask=attention_mask, generation_config=config)
+    output: Tensor = model.generate(  # type: ignore[operator]
+        input_ids, attention_mask=attention_mask, generation_config=config
+    )
     start = 1 if model.config.is_encoder_decoder else input_ids.shape[1]
     answers, hit_limit = [], []
     for row in output[:, start:].tolist():

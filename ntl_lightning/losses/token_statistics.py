@@ -138,7 +138,7 @@ def token_statistics(
     # Copying the kept rows out pays only where most rows have no label.
     selected = kept if 2 * len(kept) < len(rows) else None
     with torch.autocast(logits.device.type, enabled=False):
-        cross_entropy, log_partition, number_logits = _TokenStatistics.apply(
+        cross_entropy, log_partition, number_logits = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
             rows, row_labels, selected, number_ids, overwrite_logits
         )
     if selected is None and len(kept) < len(rows):
