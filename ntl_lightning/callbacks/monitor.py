@@ -1,0 +1,161 @@
+"""Finds monitors that will never be logged before the training, not after it."""
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+
+from ntl_lightning.callbacks.answers import as_answer_module
+from ntl_lightning.callbacks.files import is_trial_run, keep_previous, run_folder
+
+__all__ = ["MonitorCheck"]
+
+
+class MonitorCheck(Callback):
+    """Checks what checkpoints and early stopping monitor, and keeps the work if nothing did.
+
+    - Before a fit: each `monitor` must be a name that the module logs.
+    - If a `val/...` name is monitored but this fit runs no validation, it warns, and early
+      stopping and schedules wait for the name instead of ending the run with an error.
+    - After a fit in which no `ModelCheckpoint` wrote a file, it saves `last.ckpt`, unless none was
+      wanted: no `ModelCheckpoint`, `save_top_k: 0` without `save_last`, or `fast_dev_run`.
+
+    Args:
+        extra_names: Names that are logged by other callbacks, and so not known to the module.
+    """
+
+    def __init__(self, extra_names: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.extra_names = tuple(extra_names)
+        self._files_before: dict[str, int | None] = {}
+        self._made_lenient: list[EarlyStopping | LRSchedulerConfig] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the names.
+
+        Raises:
+            ValueError: If a callback or learning-rate schedule monitors a name that is not logged.
+        """
+        logged = as_answer_module(pl_module).log_names() | set(self.extra_names)
+        for owner, name, own_names in _monitors(trainer):
+            if name in logged | own_names:
+                continue
+            close = difflib.get_close_matches(name, sorted(logged), n=3, cutoff=0.5)
+            hint = f"Close names are {', '.join(close)}." if close else "No name is close."
+            raise ValueError(
+                f"{owner} monitors {name!r}, which is never logged. {hint} All names: "
+                f"{', '.join(sorted(logged))}. (A name that another callback logs goes into "
+                "MonitorCheck.extra_names.)"
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn if what is monitored waits for a validation that will not come."""
+        self._files_before = _checkpoint_files(trainer)
+        reason = _why_no_validation(trainer)
+        if reason is None:
+            return
+        for owner, name, _ in _monitors(trainer):
+            if _is_of_validation(name):
+                rank_zero_warn(
+                    f"{owner} monitors {name!r}, but this fit runs no validation: {reason}. "
+                    "It will do nothing; if no other checkpoint is written, the last state of the "
+                    "training is saved at its end."
+                )
+        self._made_lenient = [
+            waiting
+            for waiting in (*trainer.early_stopping_callbacks, *trainer.lr_scheduler_configs)
+            if isinstance(waiting, EarlyStopping | LRSchedulerConfig)
+            and waiting.strict
+            and _is_of_validation(waiting.monitor or "")
+        ]
+        for waiting in self._made_lenient:
+            waiting.strict = False
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last state if no checkpoint of this fit exists."""
+        for waiting in self._made_lenient:
+            waiting.strict = True
+        self._made_lenient = []
+        wanted = [
+            callback
+            for callback in trainer.checkpoint_callbacks
+            if isinstance(callback, ModelCheckpoint) and (callback.save_top_k or callback.save_last)
+        ]
+        if is_trial_run(trainer) or not wanted:
+            return
+        if self._is_saved(trainer):
+            return
+        for callback in wanted:
+            if callback.save_last:
+                # Lightning does this itself, but later. It does not do it twice.
+                callback.on_train_end(trainer, pl_module)
+        if self._is_saved(trainer):
+            return
+        folder = Path(wanted[0].dirpath or run_folder(trainer))
+        path = folder / "last.ckpt"
+        if trainer.is_global_zero:
+            kept = keep_previous(path)
+            if kept is not None:
+                rank_zero_warn(f"MonitorCheck: the {path} of an earlier run is now {kept}.")
+        trainer.strategy.barrier("MonitorCheck: last.ckpt is free")
+        trainer.save_checkpoint(path)
+        rank_zero_warn(
+            f"MonitorCheck: no checkpoint was written in this fit, so its last state was saved to "
+            f"{path}."
+        )
+
+    def _is_saved(self, trainer: Trainer) -> bool:
+        files = _checkpoint_files(trainer)
+        saved = any(self._files_before.get(path) != when for path, when in files.items())
+        # All ranks must agree, or saving waits for ever; not all may see the files.
+        return bool(trainer.strategy.broadcast(saved))
+
+
+def _monitors(trainer: Trainer) -> Iterator[tuple[str, str, set[str]]]:
+    """What is monitored: by whom, which name, and the names it knows without any logging."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+            yield type(callback).__name__, callback.monitor, {"epoch", "step"}
+        elif isinstance(callback, EarlyStopping):
+            yield type(callback).__name__, callback.monitor, set()
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and config.monitor is not None:
+            yield type(config.scheduler).__name__, config.monitor, set()
+
+
+def _is_of_validation(name: str) -> bool:
+    set_name = name.partition("/")[0]
+    return set_name == "val" or set_name.startswith("val_")
+
+
+def _why_no_validation(trainer: Trainer) -> str | None:
+    """Why this fit, about to train, runs no validation; None if it will, as far as one knows."""
+    if trainer.limit_val_batches == 0:
+        return "trainer.limit_val_batches is 0"
+    if not trainer.enable_validation:
+        return "the data have no validation set"
+    every = trainer.check_val_every_n_epoch
+    last = trainer.max_epochs
+    if every is not None and last is not None and last >= 0:
+        first = (trainer.current_epoch // every + 1) * every
+        if first > last:
+            return f"trainer.check_val_every_n_epoch is {every}, but the fit ends with epoch {last}"
+    if trainer.val_dataloaders is not None and sum(trainer.num_val_batches) == 0:
+        return "the validation set is empty"
+    return None
+
+
+def _checkpoint_files(trainer: Trainer) -> dict[str, int | None]:
+    """The files that checkpoint callbacks hold, and when they were written (ns)."""
+    files: dict[str, int | None] = {}
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            paths = (callback.best_model_path, callback.last_model_path, *callback.best_k_models)
+            for path in filter(None, paths):
+                files[path] = os.stat(path).st_mtime_ns if os.path.exists(path) else None
+    return files

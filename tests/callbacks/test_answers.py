@@ -1,0 +1,46 @@
+from decimal import Decimal
+from fractions import Fraction
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntl_lightning.callbacks.answers import Answer, answers_of, difference, number_in
+
+
+def test_answers_of_a_batch_keep_order_and_unknown_targets() -> None:
+    outputs = {"index": [4, 2], "prompt": ["a", "b"], "target": ["1", None], "answer": ["2", ""]}
+    assert answers_of(outputs) == [Answer(4, "a", "1", "2"), Answer(2, "b", None, "")]
+
+
+def test_lists_of_unequal_length_are_an_error() -> None:
+    outputs = {"index": [4, 2], "prompt": ["a"], "target": ["1", None], "answer": ["2", ""]}
+    with pytest.raises(ValueError, match="shorter"):
+        answers_of(outputs)
+
+
+@pytest.mark.parametrize("outputs", [None, torch.zeros(()), {"loss": torch.zeros(())}])
+def test_a_step_that_gives_no_answers_is_told_from_one_that_does(outputs: object) -> None:
+    assert answers_of(outputs) is None
+
+
+def test_fractions_are_read_as_the_modules_metrics_read_them() -> None:
+    module = pl.LightningModule()
+    assert number_in("3/4", module) == 4
+    module.fractions = True
+    assert number_in("3/4", module) == Decimal("0.75")
+    assert number_in(None, module) is None
+    assert number_in("none", module) is None
+
+
+@given(
+    *[st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**40), max_value=10**40)] * 2
+)
+def test_difference_is_that_of_fractions(answer: Decimal, target: Decimal) -> None:
+    assert Fraction(difference(answer, target)) == Fraction(answer) - Fraction(target)
+
+
+def test_difference_of_numbers_far_apart_is_rounded_and_does_not_hang() -> None:
+    assert difference(Decimal("1e999999"), Decimal(1)) == Decimal("1e999999")
