@@ -1,7 +1,9 @@
 import json
 import lzma
+import os
 import re
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -150,7 +152,7 @@ class TestPretrained:
         ],
     )
     def test_a_pipeline_that_transformers_would_replace_is_kept_with_a_warning(
-        self, name, declared, text, tokens, real_tokenizer_folder, tmp_path
+        self, name, declared, text, tokens, real_tokenizer, real_tokenizer_folder, tmp_path
     ):
         folder = folder_with_class(real_tokenizer_folder(name), tmp_path, declared)
         assert AutoTokenizer.from_pretrained(folder).tokenize(text) != tokens
@@ -158,7 +160,7 @@ class TestPretrained:
         with pytest.warns(UserWarning, match=f"as {declared}.*does not cut as its tokenizer.json"):
             tokenizer = PretrainedTokenizer(str(folder)).load()
         assert tokenizer.tokenize(text) == tokens
-        original = AutoTokenizer.from_pretrained(real_tokenizer_folder(name))
+        original = real_tokenizer(name)
         assert tokenizer(SENTENCE).input_ids == original(SENTENCE).input_ids
         assert tokenizer.eos_token == original.eos_token
 
@@ -217,6 +219,34 @@ class TestPretrained:
     def test_a_hub_name_without_network_says_how_to_pass_a_folder(self):
         with pytest.raises(OSError, match=r"'no-one/nothing' is no folder here.*Without network"):
             PretrainedTokenizer("no-one/nothing").load()
+
+    def test_a_hub_name_in_the_cache_is_cut_as_its_file_says(self, real_tokenizer_folder, tmp_path):
+        # The place of the cache is read when the hub's library is imported: a new process.
+        repository = tmp_path / "models--lab--llama"
+        snapshot = repository / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "v2").write_text("0" * 40)
+        folder_with_class(real_tokenizer_folder("llama2"), snapshot, "LlamaTokenizer")
+        (snapshot / "config.json").write_text('{"model_type": "llama"}')
+        code = (
+            "from ntl_lightning.numbers import PretrainedTokenizer\n"
+            "tokenizer = PretrainedTokenizer('lab/llama', revision='v2').load()\n"
+            "print(tokenizer.convert_tokens_to_ids(tokenizer.tokenize(' 42')))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={
+                **os.environ,
+                "HF_HUB_CACHE": str(tmp_path),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == "[259, 29946, 29906]"  # ▁▁ 4 2
+        assert "does not cut as its tokenizer.json says" in " ".join(done.stderr.split())
 
     def test_a_revision_of_a_folder_has_no_effect_and_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match=r"revision is 'v1'.*has no revisions"):
@@ -308,8 +338,8 @@ class TestDigitLevel:
 
     @pytest.mark.parametrize(
         ("name", "config"),
-        [("t5", T5Config()), ("gpt2", GPT2Config()), ("llama3", GPT2Config())],
-        ids=["t5", "gpt2", "llama3 beside a gpt2 model"],
+        [("t5", T5Config()), ("gpt2", GPT2Config()), ("smollm2", GPT2Config())],
+        ids=["t5", "gpt2", "smollm2 beside a gpt2 model"],
     )
     def test_a_model_config_beside_it_does_not_change_the_cut(
         self, name, config, digit_level, tmp_path
@@ -324,8 +354,8 @@ class TestDigitLevel:
             assert tokens == ["1", *"000000", "and", *"1234.5"]
 
     @pytest.mark.parametrize("name", ["t5", "gpt2", "llama3", "bert", "qwen3", "granite3"])
-    def test_the_original_is_unchanged(self, name, real_tokenizer_folder):
-        tokenizer = AutoTokenizer.from_pretrained(real_tokenizer_folder(name))
+    def test_the_original_is_unchanged(self, name, real_tokenizer):
+        tokenizer = real_tokenizer(name)
         before = tokenizer(SENTENCE).input_ids, str(tokenizer.backend_tokenizer.pre_tokenizer)
         digit_level_copy(tokenizer)
         after = tokenizer(SENTENCE).input_ids, str(tokenizer.backend_tokenizer.pre_tokenizer)

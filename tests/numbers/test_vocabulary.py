@@ -1,3 +1,4 @@
+import functools
 import math
 import re
 import time
@@ -43,6 +44,14 @@ T5_IDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def vocabulary_of(real_tokenizer):
+    """Name of a real tokenizer and kind to its number vocabulary, each built once."""
+    return functools.cache(
+        lambda name, kind="digits": NumberVocabulary.from_tokenizer(real_tokenizer(name), kind=kind)
+    )
+
+
 def word_level(tokens, **special):
     """A tokenizer with exactly these tokens, ids in their order."""
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
@@ -68,9 +77,11 @@ def reasons(vocabulary):
 
 class TestRealTokenizers:
     @pytest.mark.parametrize("name", REAL)
-    def test_the_digits_bare_and_marked_are_all_the_number_tokens(self, name, real_tokenizer):
+    def test_the_digits_bare_and_marked_are_all_the_number_tokens(
+        self, name, vocabulary_of, real_tokenizer
+    ):
         tokenizer = real_tokenizer(name)
-        vocabulary = NumberVocabulary.from_tokenizer(tokenizer)
+        vocabulary = vocabulary_of(name)
 
         expected = {*DIGITS, *MARKED_DIGITS.get(name, set())}
         assert set(vocabulary.tokens) == expected
@@ -88,9 +99,8 @@ class TestRealTokenizers:
         assert vocabulary.width == 32128
 
     @pytest.mark.parametrize(("name", "token_id"), [("llama2", 29945), ("gemma3", 236810)])
-    def test_the_id_of_five(self, name, token_id, real_tokenizer):
-        vocabulary = NumberVocabulary.from_tokenizer(real_tokenizer(name))
-        assert vocabulary.value_table()[token_id] == 5
+    def test_the_id_of_five(self, name, token_id, vocabulary_of):
+        assert vocabulary_of(name).value_table()[token_id] == 5
 
     def test_byt5_needs_no_file_and_its_latin_letters_are_half_characters(self):
         vocabulary = NumberVocabulary.from_tokenizer(ByT5Tokenizer())
@@ -102,7 +112,7 @@ class TestRealTokenizers:
     @pytest.mark.parametrize("name", REAL)
     @pytest.mark.parametrize("kind", ["integers", "numbers"])
     def test_larger_kinds_hold_what_a_pattern_over_the_vocabulary_finds(
-        self, name, kind, real_tokenizer
+        self, name, kind, vocabulary_of, real_tokenizer
     ):
         tokenizer = real_tokenizer(name)
         number = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)" if kind == "numbers" else "[0-9]+"
@@ -115,8 +125,7 @@ class TestRealTokenizers:
             if pattern.fullmatch(token) and abs(Decimal(re.sub("[▁Ġ#]", "", token))) <= 999
         }
 
-        vocabulary = NumberVocabulary.from_tokenizer(tokenizer, kind=kind)
-        assert as_dict(vocabulary) == expected
+        assert as_dict(vocabulary_of(name, kind)) == expected
 
     @pytest.mark.parametrize(
         ("name", "integers", "numbers"),
@@ -128,16 +137,15 @@ class TestRealTokenizers:
         for kind, count in [("integers", integers), ("numbers", numbers)]:
             assert len(NumberVocabulary.from_tokenizer(tokenizer, kind=kind, largest=None)) == count
 
-    def test_t5_fuses_signs_and_points(self, real_tokenizer):
-        values = as_dict(NumberVocabulary.from_tokenizer(real_tokenizer("t5"), kind="numbers"))
+    def test_t5_fuses_signs_and_points(self, vocabulary_of):
+        values = as_dict(vocabulary_of("t5", "numbers"))
         expected = {"-7": -7, "▁12.": 12, "6.0": 6, "01.": 1, "3.5": 3.5, "-4": -4}
         assert {token: values[token] for token in expected} == expected
 
     @pytest.mark.parametrize("name", REAL)
     @pytest.mark.parametrize("kind", ["digits", "integers", "numbers"])
-    def test_no_token_is_infinite_exponential_or_outside_ascii(self, name, kind, real_tokenizer):
-        vocabulary = NumberVocabulary.from_tokenizer(real_tokenizer(name), kind=kind)
-        for token, value in as_dict(vocabulary).items():
+    def test_no_token_is_infinite_exponential_or_outside_ascii(self, name, kind, vocabulary_of):
+        for token, value in as_dict(vocabulary_of(name, kind)).items():
             assert re.fullmatch(r"(▁|Ġ|##)?[-+.0-9]+", token)
             assert math.isfinite(value)
             assert abs(value) <= 999
@@ -152,8 +160,8 @@ class TestRealTokenizers:
             ("t5", "sign or decimal point", 175),
         ],
     )
-    def test_refused_counts_are_those_of_the_files(self, name, reason, count, real_tokenizer):
-        refused = NumberVocabulary.from_tokenizer(real_tokenizer(name)).refused
+    def test_refused_counts_are_those_of_the_files(self, name, reason, count, vocabulary_of):
+        refused = vocabulary_of(name).refused
         assert sum(entry.reason == reason for entry in refused) == count
 
     @pytest.mark.parametrize(
@@ -161,9 +169,9 @@ class TestRealTokenizers:
         [("llama3", "Ù£"), ("gptoss_o200k", "Ù£"), ("gemma3", "٣")],
     )
     def test_an_arabic_three_is_refused_also_where_it_is_written_in_bytes(
-        self, name, token_of_three, real_tokenizer
+        self, name, token_of_three, vocabulary_of
     ):
-        found = reasons(NumberVocabulary.from_tokenizer(real_tokenizer(name), kind="numbers"))
+        found = reasons(vocabulary_of(name, "numbers"))
         assert found[token_of_three] == "numeral outside ASCII"
 
     @pytest.mark.parametrize("name", REAL)
@@ -181,8 +189,7 @@ class TestRealTokenizers:
             )
 
         before = state()
-        for kind in ["digits", "integers", "numbers"]:
-            NumberVocabulary.from_tokenizer(tokenizer, kind=kind)
+        NumberVocabulary.from_tokenizer(tokenizer)
         assert state() == before
 
     def test_the_largest_vocabulary_takes_under_two_seconds(self, real_tokenizer):
