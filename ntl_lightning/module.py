@@ -46,6 +46,8 @@ from ntl_lightning.optimization import AdamW, CosineLR, LRSchedule, OptimizerSpe
 
 __all__ = ["NumberAwareLM"]
 
+Stage = Literal["val", "test", "predict"]
+
 _ANSWER_MARGIN = 8  # tokens that an answer may be longer than the longest target
 
 
@@ -271,9 +273,12 @@ class NumberAwareLM(LightningModule):
 
     # Evaluation
 
-    def set_name(self, stage: Literal["val", "test"], dataloader_idx: int) -> str:
+    def _loaders(self, stage: Stage) -> object:
+        return getattr(self.trainer, f"{stage}_dataloaders")
+
+    def set_name(self, stage: Stage, dataloader_idx: int) -> str:
         """Name of an evaluation set in the logs: the stage, or `<stage>_<name>`."""
-        loaders = self.trainer.val_dataloaders if stage == "val" else self.trainer.test_dataloaders
+        loaders = self._loaders(stage)
         if isinstance(loaders, Mapping):
             name = list(loaders)[dataloader_idx]
             return stage if name == stage else f"{stage}_{name}"
@@ -295,8 +300,8 @@ class NumberAwareLM(LightningModule):
         train = {"loss", "number_tokens", "learning_rate", *terms}
         return {f"train/{name}" for name in train} | {f"val/{name}" for name in per_set}
 
-    def _start_evaluation(self, stage: Literal["val", "test"]) -> None:
-        loaders = self.trainer.val_dataloaders if stage == "val" else self.trainer.test_dataloaders
+    def _start_evaluation(self, stage: Stage) -> None:
+        loaders = self._loaders(stage)
         count = len(loaders) if isinstance(loaders, Mapping | Sequence) else 1
         terms = {term.name: term.averaged_over for term in self.objective.terms}
         names = [self.set_name(stage, index) for index in range(count)]
@@ -340,7 +345,7 @@ class NumberAwareLM(LightningModule):
         return [decode_answer(self.tokenizer, row) for row in ids], hit_limit
 
     def _evaluation_step(
-        self, batch: dict[str, Any], stage: Literal["val", "test"], dataloader_idx: int
+        self, batch: dict[str, Any], stage: Stage, dataloader_idx: int
     ) -> dict[str, list[Any]]:
         name = self.set_name(stage, dataloader_idx)
         logits, labels = self(batch)
