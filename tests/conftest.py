@@ -3,6 +3,7 @@
 import functools
 import lzma
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,14 @@ def real_tokenizer(real_tokenizer_folder: Callable[[str], Path]) -> Callable[[st
     from transformers import AutoTokenizer
 
     return functools.cache(lambda name: AutoTokenizer.from_pretrained(real_tokenizer_folder(name)))
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port for a process group of this test."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,537 @@
+"""NumberAwareLM: exact averages, the one shift, training mode, evaluation and what is logged."""
+
+import math
+import os
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.strategies import DDPStrategy
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from ntl_lightning import NumberAwareLM, NumberDataModule
+from ntl_lightning.backbones import FromConfig, Pretrained
+from ntl_lightning.data import Example, Source
+from ntl_lightning.evaluation import Generation
+from ntl_lightning.losses import CrossEntropy, ExpectedValue, Wasserstein
+from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
+from ntl_lightning.optimization import AdamW, ConstantLR, LRSchedule, OptimizerSpec
+
+# Untrained models say little that can be read as a number.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:NaN, because they are not defined"),
+    pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero"),
+]
+
+TINY_LLAMA = FromConfig(
+    "llama",
+    {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+    },
+)
+TINY_GPT2 = FromConfig("gpt2", {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64})
+TINY_T5 = FromConfig("t5", {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2})
+
+
+@dataclass(frozen=True)
+class Pairs(Source):
+    """Prompts and targets given as they are."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def examples(self):
+        return [Example(p, t, f"Pairs[{i}]") for i, (p, t) in enumerate(self.pairs)]
+
+
+@dataclass(frozen=True)
+class PlainSGD(OptimizerSpec):
+    """Leaves the gradient as it is: the change of the weights is -lr times it."""
+
+    lr: float = 1.0
+
+    def build(self, model):
+        return torch.optim.SGD(model.parameters(), lr=self.lr)
+
+
+def trainer_for(tmp_path, **settings):
+    return Trainer(
+        **{
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "default_root_dir": tmp_path,
+            **settings,
+        }
+    )
+
+
+def fitted(tmp_path, module, data, **settings):
+    trainer = trainer_for(tmp_path, **settings)
+    trainer.fit(module, data)
+    return trainer
+
+
+# Some examples without any number, so that micro-batches differ as much as they can: sorted, the
+# second rank of two would see no number at all.
+MIXED = tuple((f"{i}+{i}=", str(2 * i) * (1 + i % 3)) for i in range(8)) + tuple(
+    (f"say {c}:", c * (1 + i % 3)) for i, c in enumerate("abcdefgh")
+)
+
+
+def exactness_module(averaged_over):
+    seed_everything(0)
+    return NumberAwareLM(
+        backbone=TINY_LLAMA,
+        loss_terms=[
+            CrossEntropy(),
+            Wasserstein(weight=0.5, averaged_over=averaged_over),
+            ExpectedValue(weight=0.2, averaged_over=averaged_over),
+        ],
+        optimizer=PlainSGD(),
+        lr_schedule=ConstantLR(),
+        generation=Generation(during_fit=False),
+    )
+
+
+def change_of_weights(tmp_path, averaged_over, batch_size, **settings):
+    module = exactness_module(averaged_over)
+    module.configure_model()
+    before = torch.cat([p.detach().flatten().clone() for p in module.parameters()])
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[], batch_size=batch_size)
+    fitted(tmp_path, module, data, max_epochs=1, **settings)
+    return torch.cat([p.detach().flatten() for p in module.parameters()]) - before
+
+
+def relative_difference(one, other):
+    return ((one - other).norm() / other.norm()).item()
+
+
+@pytest.mark.parametrize("averaged_over", ["numbers", "tokens"])
+@pytest.mark.parametrize(("batch_size", "accumulated"), [(4, 4), (1, 16), (5, 4), (3, 6)])
+def test_accumulated_micro_batches_give_the_gradient_of_the_whole(
+    tmp_path, averaged_over, batch_size, accumulated
+):
+    whole = change_of_weights(tmp_path, averaged_over, 16)
+    assert whole.norm() > 1e-2
+    parts = change_of_weights(
+        tmp_path, averaged_over, batch_size, accumulate_grad_batches=accumulated
+    )
+    assert relative_difference(parts, whole) < 1e-5
+
+
+@pytest.mark.parametrize("averaged_over", ["numbers", "tokens"])
+def test_the_last_shorter_window_of_an_epoch_is_averaged_by_its_own_size(tmp_path, averaged_over):
+    """6 batches in windows of 4 and 2 equal 2 steps of batches of 8 and 4 examples."""
+
+    def run(batch_size, accumulated):
+        module = exactness_module(averaged_over)
+        data = NumberDataModule(
+            train=[Pairs(MIXED[:12])], val=[], batch_size=batch_size, group_by_length=False
+        )
+        trainer = fitted(tmp_path, module, data, max_epochs=1, accumulate_grad_batches=accumulated)
+        assert trainer.global_step == 2
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    assert relative_difference(run(2, 4), run(8, 1)) < 1e-5
+
+
+def _rank(rank, port, averaged_over, folder, share_order):
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+    }
+    torch.set_num_threads(1)
+    if share_order:
+        # As given, unshuffled: rank 0 gets the examples with numbers, rank 1 those without.
+        from ntl_lightning.data.loader import BatchOrder
+
+        BatchOrder._global_batches = lambda self: [list(range(len(self.lengths)))]
+    change = change_of_weights(
+        folder,
+        averaged_over,
+        8,
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="gloo"),
+    )
+    torch.save(change, f"{folder}/rank{rank}.pt")
+
+
+@pytest.mark.parametrize("averaged_over", ["numbers", "tokens"])
+def test_two_ranks_give_the_gradient_of_the_whole_also_when_one_has_no_number(
+    tmp_path, averaged_over, free_port
+):
+    whole = change_of_weights(tmp_path, averaged_over, 16)
+    mp.spawn(_rank, args=(free_port, averaged_over, str(tmp_path), True), nprocs=2, join=True)
+    changes = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    assert torch.equal(changes[0], changes[1])
+    assert relative_difference(changes[0], whole) < 1e-5
+
+
+def test_causal_labels_are_shifted_once_and_only_here():
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    module.configure_model()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    labels = torch.tensor([[-100, -100, 7, 8, 9]])
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": labels,
+        "first_label": 2,
+    }
+    module.eval()
+    logits, aligned = module(batch)
+    assert aligned.tolist() == [[7, 8, 9, -100]]
+    whole = module.model(input_ids=ids).logits
+    torch.testing.assert_close(logits, whole[:, 1:], rtol=1e-5, atol=1e-6)
+
+
+def test_seq2seq_labels_are_not_shifted_and_start_with_one_start_token():
+    module = NumberAwareLM(backbone=TINY_T5)
+    module.configure_model()
+    seen = {}
+    module.model.register_forward_pre_hook(
+        lambda m, args, kwargs: seen.update(kwargs), with_kwargs=True
+    )
+    labels = torch.tensor([[30, 31, 1, -100]])
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 1]]),
+        "attention_mask": torch.ones(1, 3, dtype=torch.long),
+        "labels": labels,
+    }
+    logits, aligned = module(batch)
+    start, pad = module.model.config.decoder_start_token_id, module.model.config.pad_token_id
+    assert seen["decoder_input_ids"].tolist() == [[start, 30, 31, 1]]
+    assert start == pad
+    assert torch.equal(aligned, labels)
+    assert logits.shape[:2] == labels.shape
+
+
+@pytest.mark.parametrize("backbone", [TINY_LLAMA, TINY_GPT2])
+def test_one_digit_per_position_is_seen_by_the_number_loss_after_the_shift(backbone):
+    """`a37.`: logits that say 3, 7 and . at the right places cost no NTL over 2 numbers."""
+    module = NumberAwareLM(backbone=backbone, loss_terms=[Wasserstein()])
+    module.configure_model()
+    ids = torch.tensor([module.tokenizer("a37.")["input_ids"]])
+    said = torch.full((1, 4, module.vocabulary.width), 0.0)
+    for position, token in enumerate(ids[0, 1:]):
+        said[0, position, token] = 60.0
+    module.model.forward = lambda input_ids, attention_mask, use_cache: type(
+        "Output", (), {"logits": said}
+    )
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    result = module.objective(*module({**batch, "first_label": 1}))
+    assert result.counts["numbers"] == 2
+    assert result.parts["ntl_was"].item() == pytest.approx(0, abs=1e-6)
+
+
+class ModeWatch(Callback):
+    def __init__(self):
+        self.modes = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.modes.append(all(m.training for m in pl_module.model.modules()))
+
+
+def test_a_pretrained_model_trains_in_train_mode_at_every_step(tmp_path):
+    seed_everything(0)
+    tokenizer = ArithmeticTokenizer()
+    config = FromConfig("t5", {**TINY_T5.settings, "dropout_rate": 0.5})
+    config.build(tokenizer.load()).save_pretrained(tmp_path / "model")
+    module = NumberAwareLM(backbone=Pretrained(str(tmp_path / "model")), tokenizer=tokenizer)
+    data = NumberDataModule(
+        train=[Pairs(MIXED)], val=[Pairs(MIXED)], batch_size=8, architecture="seq2seq"
+    )
+    watch = ModeWatch()
+    fitted(tmp_path, module, data, max_epochs=2, callbacks=[watch], num_sanity_val_steps=1)
+    assert watch.modes == [True] * 4
+
+
+@dataclass(frozen=True)
+class TenStepWarmup(LRSchedule):
+    def build(self, optimizer, num_steps):
+        return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
+
+
+class RateWatch(Callback):
+    def __init__(self):
+        self.factors = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.factors.append(round(trainer.optimizers[0].param_groups[0]["lr"], 6))
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "factors"),
+    [
+        (1, [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]),
+        (2, [0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.5]),
+    ],
+)
+def test_the_learning_rate_moves_with_every_optimizer_step(tmp_path, accumulated, factors):
+    module = NumberAwareLM(
+        backbone=TINY_LLAMA, optimizer=AdamW(lr=1.0), lr_schedule=TenStepWarmup()
+    )
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[], batch_size=4)
+    watch = RateWatch()
+    trainer = fitted(
+        tmp_path,
+        module,
+        data,
+        max_epochs=2,
+        accumulate_grad_batches=accumulated,
+        callbacks=[watch],
+    )
+    assert watch.factors == factors
+    assert trainer.estimated_stepping_batches == 8 / accumulated
+
+
+def test_epoch_averages_weigh_every_number_not_every_batch(tmp_path):
+    """Two batches, 1 number with loss 9 and 9 numbers with loss 1: 1.8, not 5."""
+    module = NumberAwareLM(
+        backbone=TINY_LLAMA,
+        loss_terms=[CrossEntropy(), Wasserstein()],
+        generation=Generation(during_fit=False),
+    )
+    module.configure_model()
+    ids = module.tokenizer.convert_tokens_to_ids([str(d) for d in range(10)])
+
+    def forward(batch):
+        labels = batch["labels"]
+        logits = torch.zeros(*labels.shape, module.vocabulary.width)
+        logits[..., ids[9] if (labels == ids[0]).sum() == 1 else ids[1]] = 60.0
+        return logits, labels
+
+    module.forward = forward
+    rows = torch.full((2, 1, 9), -100)
+    rows[0, 0, 0] = ids[0]
+    rows[1, 0, :] = ids[0]
+    batches = [{"labels": row, "index": [0], "prompt": ["p"], "target": ["0"]} for row in rows]
+    trainer = trainer_for(tmp_path)
+    module.generation = Generation(max_new_tokens=1)
+    module._answer = lambda batch: (["0"], [False])
+    (logged,) = trainer.validate(module, DataLoader(batches, batch_size=None), verbose=False)
+    assert logged["val/ntl_was"] == pytest.approx(1.8, rel=1e-6)
+    per_token = math.log(math.exp(60) + module.vocabulary.width - 1)
+    assert logged["val/cross_entropy"] == pytest.approx(per_token, rel=1e-6)
+    assert logged["val/perplexity"] == pytest.approx(math.exp(per_token), rel=1e-5)
+    assert logged["val/loss"] == pytest.approx(per_token + 0.3 * 1.8, rel=1e-6)
+    assert logged["val/num_number_tokens"] == 10
+
+
+def test_validation_without_any_readable_answer_ends_and_says_what_is_undefined(tmp_path):
+    seed_everything(0)
+    module = NumberAwareLM(backbone=TINY_LLAMA, generation=Generation(max_new_tokens=1))
+    module.configure_model()
+    module._answer = lambda batch: (["no number"] * len(batch["index"]), [True])
+    data = NumberDataModule(train=[Pairs(MIXED[:2])], val=[Pairs(MIXED[:1])], batch_size=1)
+    trainer = trainer_for(tmp_path)
+    with pytest.warns(UserWarning, match="r2"):
+        (logged,) = trainer.validate(module, data, verbose=False)
+    assert math.isnan(logged["val/r2"])
+    assert math.isnan(logged["val/mae"])
+    assert logged["val/invalid_rate"] == 1
+    assert logged["val/exact_match"] == 0
+    assert logged["val/num_samples"] == 1
+
+
+def never_ending(module):
+    """A model that says the same letter for ever."""
+    module.configure_model()
+    letter = module.tokenizer.convert_tokens_to_ids("a")
+    module.model.lm_head.weight.data.zero_()
+    bias = torch.zeros(module.vocabulary.width)
+    bias[letter] = 10.0
+    head = module.model.lm_head.forward
+    module.model.lm_head.forward = lambda hidden: head(hidden) + bias
+    return module
+
+
+@pytest.mark.parametrize(("limit", "length"), [(33, 33), (None, 4 + 8)])
+def test_answers_are_as_long_as_configured_or_as_the_data_asks_never_twenty(
+    tmp_path, limit, length
+):
+    module = never_ending(
+        NumberAwareLM(backbone=TINY_LLAMA, generation=Generation(max_new_tokens=limit))
+    )
+    data = NumberDataModule(
+        train=[Pairs(MIXED)], val=[Pairs((("1+1=", "abc"), ("2+2=", "4")))], batch_size=2
+    )
+    seen = []
+
+    class Watch(Callback):
+        def on_validation_batch_end(self, trainer, pl_module, outputs, *rest):
+            seen.extend(outputs["answer"])
+
+    trainer = trainer_for(tmp_path, callbacks=[Watch()])
+    (logged,) = trainer.validate(module, data, verbose=False)
+    assert [len(answer) for answer in seen] == [length, length]
+    assert logged["val/length_limit_rate"] == 1
+
+
+def test_answers_are_greedy_even_if_the_checkpoint_prefers_to_sample():
+    seed_everything(0)
+    module = NumberAwareLM(backbone=TINY_LLAMA, generation=Generation(max_new_tokens=6))
+    module.configure_model()
+    module.eval()
+    config = module.model.generation_config
+    config.do_sample, config.temperature, config.repetition_penalty = True, 5.0, 3.0
+    ids = torch.tensor([module.tokenizer("1+1=")["input_ids"]])
+    batch = {"prompt_input_ids": ids, "prompt_attention_mask": torch.ones_like(ids)}
+    answers = {module._answer(batch)[0][0] for _ in range(3)}
+    for _ in range(6):
+        ids = torch.cat([ids, module.model(ids).logits[:, -1:].argmax(-1)], dim=1)
+    assert answers == {module.tokenizer.decode(ids[0, 4:], skip_special_tokens=True)}
+
+
+def test_the_expected_value_answer_is_the_mean_before_the_first_label(tmp_path):
+    seed_everything(0)
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    data = NumberDataModule(
+        train=[Pairs(MIXED)], val=[Pairs((("1+1=", "2"), ("3+3=", "6"), ("9+9=", "18")))]
+    )
+    trainer = trainer_for(tmp_path)
+    (logged,) = trainer.validate(module, data, verbose=False)
+    module.eval()
+    errors = []
+    for prompt, value in (("1+1=", 2), ("3+3=", 6)):
+        scores = module.model(torch.tensor([module.tokenizer(prompt)["input_ids"]])).logits[0, -1]
+        digits = module.tokenizer.convert_tokens_to_ids([str(d) for d in range(10)])
+        q = torch.softmax(scores[digits].double(), -1)
+        errors.append(abs((q * torch.arange(10)).sum().item() - value))
+    assert logged["val/expected_value_mae"] == pytest.approx(sum(errors) / 2, rel=1e-5)
+    assert logged["val/expected_value_rate"] == pytest.approx(2 / 3)
+
+
+def test_training_stops_before_it_starts_where_no_label_can_be_a_number(tmp_path):
+    text = tuple((p, "yes") for p, _ in MIXED)
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    data = NumberDataModule(train=[Pairs(text)], val=[])
+    with pytest.raises(ValueError, match="no label of the training data is a number token"):
+        fitted(tmp_path, module, data, max_epochs=1)
+    plain = NumberAwareLM(backbone=TINY_LLAMA, loss_terms=[CrossEntropy()])
+    fitted(tmp_path, plain, NumberDataModule(train=[Pairs(text)], val=[]), max_epochs=1)
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
+def test_t5_in_float16_is_refused_with_the_reason(tmp_path, precision, monkeypatch):
+    module = NumberAwareLM(backbone=TINY_T5)
+    module.configure_model()
+    module._trainer = type("T", (), {"precision": precision, "datamodule": None})()
+    monkeypatch.setattr(NumberAwareLM, "trainer", property(lambda self: self._trainer))
+    with pytest.raises(ValueError, match=f"{precision}: the activations of t5 .* bf16-mixed"):
+        module.on_fit_start()
+
+
+def test_bfloat16_keeps_a_large_t5_loss_within_one_percent(tmp_path):
+    losses = {}
+    for precision in ("32-true", "bf16-mixed", "bf16-true"):
+        seed_everything(0)
+        module = NumberAwareLM(backbone=TINY_T5, loss_terms=[CrossEntropy(), Wasserstein()])
+        module.configure_model()
+        for name, parameter in module.model.named_parameters():
+            if name.endswith("DenseReluDense.wo.weight"):
+                parameter.data *= 1e5
+        data = NumberDataModule(train=[Pairs(MIXED)], val=[], batch_size=16, architecture="seq2seq")
+        trainer = fitted(tmp_path, module, data, max_epochs=1, precision=precision)
+        losses[precision] = trainer.callback_metrics["train/loss"].item()
+    assert losses["bf16-mixed"] == pytest.approx(losses["32-true"], rel=0.01)
+    assert losses["bf16-true"] == pytest.approx(losses["32-true"], rel=0.01)
+
+
+def test_golds_are_exact_under_true_bfloat16(tmp_path):
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    module.configure_model()
+    module._answer = lambda batch: (["1232.0"] * len(batch["index"]), [False] * 2)
+    data = NumberDataModule(
+        train=[Pairs(MIXED)], val=[Pairs((("a", "1234.5"), ("b", "1234.5")))], batch_size=2
+    )
+    trainer = trainer_for(tmp_path, precision="bf16-true")
+    with pytest.warns(UserWarning, match="r2"):
+        (logged,) = trainer.validate(module, data, verbose=False)
+    assert logged["val/mae"] == 2.5
+
+
+def test_all_promised_names_are_logged_and_no_others(tmp_path):
+    seed_everything(0)
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[Pairs(MIXED)], batch_size=8)
+    trainer = fitted(tmp_path, module, data, max_epochs=1)
+    assert set(trainer.callback_metrics) == module.log_names()
+
+
+def test_several_named_test_sets_are_logged_apart(tmp_path):
+    seed_everything(0)
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    data = NumberDataModule(
+        train=[Pairs(MIXED)],
+        val=[],
+        test={"test": [Pairs(MIXED[:4])], "far": [Pairs(MIXED[4:7])]},
+    )
+    trainer = trainer_for(tmp_path)
+    logged = {}
+    for part in trainer.test(module, data, verbose=False):
+        logged |= part
+    logged = {key.split("/dataloader_idx_")[0]: value for key, value in logged.items()}
+    assert logged["test/num_samples"] == 4
+    assert logged["test_far/num_samples"] == 3
+
+
+def test_a_batch_made_for_the_other_architecture_is_refused(tmp_path):
+    module = NumberAwareLM(backbone=TINY_T5)
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[], architecture="causal")
+    with pytest.raises(ValueError, match="not made for a seq2seq model"):
+        fitted(tmp_path, module, data, max_epochs=1)
+
+
+def test_objects_in_place_of_settings_are_refused():
+    with pytest.raises(TypeError, match=r"model\.tokenizer must be a Tokenizer, got"):
+        NumberAwareLM(tokenizer=ArithmeticTokenizer().load())
+    with pytest.raises(TypeError, match=r"model\.backbone must be a Backbone, got LlamaForCausalLM"):
+        NumberAwareLM(backbone=TINY_LLAMA.build(ArithmeticTokenizer().load()))
+
+
+def test_the_model_is_asked_for_before_it_is_built():
+    with pytest.raises(RuntimeError, match="call configure_model"):
+        _ = NumberAwareLM(backbone=TINY_LLAMA).language_model
+
+
+def test_what_evaluation_needs_of_the_training_data_is_in_the_checkpoint(tmp_path):
+    seed_everything(0)
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[Pairs(MIXED)], batch_size=8)
+    trainer = fitted(tmp_path, module, data, max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    loaded = NumberAwareLM.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert loaded.training_mean == module.training_mean
+    assert loaded.max_new_tokens == module.max_new_tokens
+    for name, value in module.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    test = NumberDataModule(test={"test": [Pairs(MIXED)]})
+    (logged,) = trainer_for(tmp_path).test(loaded, test, verbose=False)
+    assert "test/training_mean_mae" in logged
+
+
+@pytest.mark.parametrize("digit_level", [False, True])
+def test_t5_with_its_real_tokenizer_sees_prefixed_digits(assets, tmp_path, digit_level):
+    """The answer `5` is the one token `▁5`: it counts as a number."""
+    tokenizer = PretrainedTokenizer(str(assets / "tokenizers/t5"), digit_level=digit_level)
+    backbone = FromConfig("t5", {**TINY_T5.settings, "vocab_size": 32128})
+    module = NumberAwareLM(backbone=backbone, tokenizer=tokenizer)
+    module.configure_model()
+    assert module.model.lm_head.weight.shape[0] == 32128
+    result = module.objective(torch.zeros(1, 2, 32128), torch.tensor([[305, 1]]))
+    assert result.counts["numbers"] == 1
+    assert result.parts["ntl_was"].item() > 0
