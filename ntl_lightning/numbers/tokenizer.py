@@ -313,18 +313,16 @@ def digit_level_copy(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokeniz
             f"{tokenizer.name_or_path!r} is a {type(tokenizer).__name__}. Byte and character "
             f"tokenizers are digit-level already: leave `digit_level` out."
         )
-    added = {str(token): token for token in tokenizer.added_tokens_decoder.values()}
-    named = {name: added.get(token, token) for name, token in tokenizer.special_tokens_map.items()}
     copy = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
-        extra_special_tokens=[added.get(token, token) for token in tokenizer.extra_special_tokens],
+        extra_special_tokens=tokenizer.extra_special_tokens,
         model_max_length=tokenizer.model_max_length,
         padding_side=tokenizer.padding_side,
         truncation_side=tokenizer.truncation_side,
         model_input_names=tokenizer.model_input_names,
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
         chat_template=tokenizer.chat_template,
-        **named,
+        **tokenizer.special_tokens_map,
     )
     copy.name_or_path = tokenizer.name_or_path
     backend = copy.backend_tokenizer

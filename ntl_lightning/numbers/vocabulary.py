@@ -168,7 +168,7 @@ class NumberVocabulary:
             if token.isascii() and not _ASCII_CANDIDATE.search(token):
                 continue
             special = token_id in special_ids
-            byte = read_text.byte(token, token_id)
+            byte = read_text.byte(token)
             if byte is not None:
                 if _ASCII_DIGIT.fullmatch(byte):
                     digit_bearing.append(token_id)
@@ -263,11 +263,9 @@ class _TokenText:
         )
         self.marks = (*([continuing] if continuing else []), *SPACE_MARKS)
 
-    def byte(self, token: str, token_id: int) -> str | None:
+    def byte(self, token: str) -> str | None:
         """The character of a byte piece (`<0x35>` is `5`), None for every other token."""
-        if not self.byte_pieces or token_id in self.added:
-            return None
-        match = _BYTE_PIECE.fullmatch(token)
+        match = _BYTE_PIECE.fullmatch(token) if self.byte_pieces else None
         return chr(int(match.group(1), 16)) if match else None
 
     def without_mark(self, token: str, token_id: int) -> str:

@@ -9,8 +9,8 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, GPT2Config, PreTrainedTokenizerFast, T5Config
 
 from ntl_lightning.numbers.text import find_numbers
@@ -379,18 +379,19 @@ class TestDigitLevel:
         with pytest.raises(ValueError, match="no token for 7, 9"):
             digit_level_copy(tokenizer)
 
-    def test_special_tokens_keep_their_manners(self):
+    def test_special_tokens_keep_their_manners(self, tmp_path):
         # RoBERTa's mask takes the blank before it.
-        from tokenizers import AddedToken
-
         tokenizer = word_level(["<unk>", *"0123456789"])
         tokenizer.add_special_tokens({"mask_token": AddedToken("<mask>", lstrip=True)})
         tokenizer.add_special_tokens({"extra_special_tokens": ["<calc>"]})
         copy = digit_level_copy(tokenizer)
-        assert copy.added_tokens_decoder[11].lstrip
-        assert copy.mask_token_id == 11
-        assert copy.extra_special_tokens == ["<calc>"]
-        assert copy.all_special_ids == tokenizer.all_special_ids
+        copy.save_pretrained(tmp_path)
+        for made in [copy, AutoTokenizer.from_pretrained(tmp_path)]:
+            assert made.added_tokens_decoder == tokenizer.added_tokens_decoder
+            assert made.added_tokens_decoder[11].lstrip
+            assert made.mask_token_id == 11
+            assert made.extra_special_tokens == ["<calc>"]
+            assert made.all_special_ids == tokenizer.all_special_ids
 
 
 class TestArithmetic:
