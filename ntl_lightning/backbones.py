@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 )
 
@@ -48,6 +49,12 @@ def _model_class(config: PreTrainedConfig, where: str) -> Any:
     if type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder:
+        if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder:
+            raise ValueError(
+                f"{where}: {config.model_type} is an encoder that sees the answer it should "
+                "predict; choose a causal or seq2seq model (or set is_decoder: true and train it "
+                "as one)"
+            )
         return AutoModelForCausalLM
     raise ValueError(
         f"{where}: transformers has no language model of type {config.model_type!r} that writes "
