@@ -1,0 +1,109 @@
+"""The benchmarks run in miniature and refuse wrong losses; how fast anything is, is not tested."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+
+CANDIDATES = [
+    "F.cross_entropy",
+    "F.cross_entropy + ntloss, reweigh off",
+    "F.cross_entropy + ntloss, reweigh on",
+    "ours, CE + NTL-WAS, new buffer",
+    "ours, CE + NTL-WAS, overwritten",
+    "ours, CE, overwritten",
+]
+UPCAST = "F.cross_entropy of a float32 copy"
+
+
+@pytest.fixture
+def loss_cost(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import loss_cost
+
+    return loss_cost
+
+
+def test_loss_cost_prints_its_tables_and_writes_the_csv(tmp_path):
+    arguments = ["--rounds", "2", "--rows", "16", "--width", "1200", "--threads", "1"]
+    done = subprocess.run(
+        [sys.executable, "benchmarks/loss_cost.py", *arguments, "--csv", tmp_path / "cost.csv"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for fact in ("CPU", "threads", "versions", "commit", "command"):
+        assert any(line.startswith(f"- {fact}: ") for line in lines)
+    header = "| candidate | K=10 f=0.1 | K=10 f=0.5 | K=1000 f=0.1 | K=1000 f=0.5 | "
+    # Two baselines in float32; three in bfloat16, where there is the copy too.
+    assert sum(line.startswith(header) for line in lines) == 5
+    for name in CANDIDATES:
+        assert sum(line.startswith(f"| {name} |") for line in lines) >= 3
+
+    with (tmp_path / "cost.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    # 4 settings each: 6 candidates and the sum against ours alone; 7, 7 and the sum.
+    assert len(rows) == 4 * (6 + 1) + 4 * (7 + 7 + 1)
+    for row in rows:
+        assert float(row["milliseconds"]) > 0
+        assert float(row["ratio_quartile_1"]) <= float(row["ratio"])
+        assert float(row["ratio"]) <= float(row["ratio_quartile_3"])
+        assert (row["gradient_error"] == "") == row["candidate"].endswith("reweigh on")
+        if row["candidate"] == row["baseline"]:
+            assert float(row["ratio"]) == 1
+    assert {row["candidate"] for row in rows if row["dtype"] == "float32"} == set(CANDIDATES)
+    assert {row["candidate"] for row in rows if row["dtype"] == "bfloat16"} == {
+        *CANDIDATES,
+        UPCAST,
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux only")
+def test_extra_memory_of_known_cases(loss_cost):
+    setting = loss_cost.Setting("float32", 10, 0.5, rows=64, width=32_128, device="cpu")
+
+    def extra(candidate):
+        return loss_cost.extra_memory(candidate, setting, threads=1)
+
+    # The log-probabilities and the gradients of `nll_loss` and `log_softmax`.
+    assert extra(loss_cost.CE) == pytest.approx(3, abs=0.1)
+    assert extra(loss_cost.OURS_NEW_BUFFER) == pytest.approx(1, abs=0.1)
+    assert extra(loss_cost.OURS_OVERWRITTEN) == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", ["value", "gradient", "nan"])
+def test_a_wrong_loss_ends_the_program_however_fast_it_is(loss_cost, dtype, fault):
+    def wrong(logits, labels):
+        loss = loss_cost.cross_entropy(logits.float(), labels)
+        if fault == "value":
+            return loss + 0.001
+        return loss * torch.nan if fault == "nan" else 1.01 * loss - 0.01 * loss.detach()
+
+    problem = loss_cost.Problem(loss_cost.Setting(dtype, 10, 0.5, 8, 50, "cpu"))
+    candidate = loss_cost.Candidate("too fast", "CE", lambda problem: wrong)
+    with pytest.raises(SystemExit, match="too fast does not compute CE"):
+        loss_cost.check({candidate: candidate.build(problem)}, problem)
+
+
+def test_every_run_starts_from_the_same_logits(loss_cost):
+    problem = loss_cost.Problem(loss_cost.Setting("float32", 10, 0.5, 8, 50, "cpu"))
+    before = problem.logits.detach().clone()
+    problem.run(loss_cost.OURS_OVERWRITTEN.build(problem))
+    assert not torch.equal(problem.logits, before)
+    problem.refill()
+    assert torch.equal(problem.logits, before)
+
+
+def test_the_share_of_number_labels_is_as_asked(loss_cost):
+    problem = loss_cost.Problem(loss_cost.Setting("float32", 10, 0.25, 40, 50, "cpu"))
+    assert torch.isin(problem.labels, problem.number_ids).sum() == 10
