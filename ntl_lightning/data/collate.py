@@ -35,60 +35,81 @@ def encode(
 
     Prompt and target are tokenised apart, because at inference the prompt stands alone. The prompt
     gets the special tokens that the tokenizer itself adds (for a causal model without a closing
-    end-of-sequence token), the target gets an end-of-sequence token.
+    end-of-sequence token), the target gets an end-of-sequence token and nothing else.
 
     Args:
         examples: Texts; a target of None (prediction) gives empty `target_ids`.
         tokenizer: Must have an end-of-sequence token.
         architecture: What the model expects.
         where: The set's configuration key, for messages.
-        max_prompt_tokens: Longest prompt that is let through, in tokens.
-        max_target_tokens: Longest target that is let through, in tokens.
+        max_prompt_tokens: Longest prompt that is let through, in tokens, special ones included.
+        max_target_tokens: Longest target that is let through, in tokens, the end included.
 
     Raises:
-        ValueError: If there is no example, a text is longer than its limit (nothing is cut), the
-            tokenizer has no end-of-sequence token, or it knows no target's characters.
+        ValueError: If there is no example, a prompt has no token, a text is longer than its limit
+            (nothing is cut), the tokenizer has no end-of-sequence token, or every target has
+            characters that it does not know.
     """
     if not examples:
-        raise ValueError(f"{where} holds no example")
+        raise ValueError(f"{where} holds no example; name a source that has some")
     eos = tokenizer.eos_token_id
     if eos is None:
         raise ValueError(
             "model.tokenizer has no end-of-sequence token, so an answer could not be told to stop; "
             "use a tokenizer whose eos_token is set"
         )
-    prompt_ids: list[list[int]] = tokenizer(
-        [example.prompt for example in examples], return_attention_mask=False
-    )["input_ids"]
-    if architecture == "causal":
-        prompt_ids = [ids[:-1] if ids and ids[-1] == eos else ids for ids in prompt_ids]
-        for ids, example in zip(prompt_ids, examples, strict=True):
-            if not ids:
-                raise ValueError(
-                    f"{where}: the prompt of {example.origin} is empty ({example.prompt!r}); a "
-                    "causal model needs at least one token to answer to"
-                )
-    with_target = [example.target for example in examples if example.target is not None]
-    encoded = iter(
-        tokenizer(with_target, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-        if with_target
-        else []
-    )
+    prompts = [example.prompt for example in examples]
+    prompt_ids = _token_ids(tokenizer, prompts)
+    if architecture == "causal" and _closes_prompts(tokenizer, prompts[0]):
+        prompt_ids = [ids[:-1] for ids in prompt_ids]
+    for ids, example in zip(prompt_ids, examples, strict=True):
+        if not ids:
+            raise ValueError(
+                f"{where}: the prompt of {example.origin} has no token ({example.prompt!r}); a "
+                "model needs at least one to answer to"
+            )
+    targets = [example.target for example in examples if example.target is not None]
+    encoded = iter(_token_ids(tokenizer, targets, add_special_tokens=False))
     target_ids = [[] if example.target is None else [*next(encoded), eos] for example in examples]
     for limit, sequences, key in (
         (max_prompt_tokens, prompt_ids, "max_prompt_tokens"),
         (max_target_tokens, target_ids, "max_target_tokens"),
     ):
         _check_lengths(limit, sequences, examples, key, where)
-    _report_unknown(tokenizer, target_ids, examples, where)
+    _report_unknown(tokenizer, "prompt", prompt_ids, examples, where)
+    _report_unknown(tokenizer, "target", target_ids, examples, where)
     return Dataset.from_dict(
         {
-            "prompt": [example.prompt for example in examples],
+            "prompt": prompts,
             "target": [example.target for example in examples],
             "prompt_ids": prompt_ids,
             "target_ids": target_ids,
         }
     )
+
+
+def _token_ids(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool = True
+) -> list[list[int]]:
+    if not texts:
+        return []
+    ids: list[list[int]] = tokenizer(
+        texts,
+        add_special_tokens=add_special_tokens,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )["input_ids"]
+    return ids
+
+
+def _closes_prompts(tokenizer: PreTrainedTokenizerBase, prompt: str) -> bool:
+    """Whether the tokenizer itself ends prompts with the end-of-sequence token, as T5's does.
+
+    The last token alone does not tell: a prompt may end with that token as it was written.
+    """
+    (plain,) = _token_ids(tokenizer, [prompt], add_special_tokens=False)
+    (full,) = _token_ids(tokenizer, [prompt])
+    return full[-1:] == [tokenizer.eos_token_id] and full[-max(len(plain), 1) :] != plain
 
 
 def _check_lengths(
@@ -113,7 +134,8 @@ def _check_lengths(
 
 def _report_unknown(
     tokenizer: PreTrainedTokenizerBase,
-    target_ids: Sequence[Sequence[int]],
+    part: Literal["prompt", "target"],
+    sequences: Sequence[Sequence[int]],
     examples: Sequence[Example],
     where: str,
 ) -> None:
@@ -121,17 +143,18 @@ def _report_unknown(
     # Byte-level vocabularies name a token that is never needed as unknown, often the eos itself.
     if unknown is None or unknown == tokenizer.eos_token_id:
         return
-    hit = [i for i, ids in enumerate(target_ids) if unknown in ids]
+    hit = [i for i, ids in enumerate(sequences) if unknown in ids]
     if not hit:
         return
     first = examples[hit[0]]
     message = (
-        f"{where}: {len(hit)} of {len(examples)} targets hold characters outside the tokenizer's "
-        f"vocabulary ({tokenizer.unk_token}), the first is {first.origin}: {first.target!r}"
+        f"{where}: {len(hit)} of {len(examples)} {part}s hold characters outside the tokenizer's "
+        f"vocabulary, the first is {first.origin}: {getattr(first, part)!r}"
     )
-    if len(hit) == len(examples):
+    if part == "target" and len(hit) == len(examples):
         raise ValueError(f"{message}. No target could ever be answered; use another tokenizer")
-    rank_zero_warn(f"{message}. The model is taught to say {tokenizer.unk_token} there")
+    sees = "is taught to say" if part == "target" else "sees"
+    rank_zero_warn(f"{message}. The model {sees} {tokenizer.unk_token} there")
 
 
 def _pad(
