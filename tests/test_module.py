@@ -24,6 +24,7 @@ from ntl_lightning.optimization import AdamW, ConstantLR, LRSchedule, OptimizerS
 pytestmark = [
     pytest.mark.filterwarnings("ignore:NaN, because they are not defined"),
     pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero"),
+    pytest.mark.filterwarnings("ignore:.* are also prompts of data.train"),
 ]
 
 TINY_LLAMA = FromConfig(

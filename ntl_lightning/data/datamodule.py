@@ -1,10 +1,11 @@
 """The LightningDataModule: sources of text in, batches of token ids out."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import torch
 from datasets import Dataset
 from lightning.pytorch import LightningDataModule
@@ -23,6 +24,12 @@ from ntl_lightning.numbers import (
 )
 
 __all__ = ["LabelCoverage", "NumberDataModule"]
+
+_TRAIN, _VAL, _TEST = (
+    Arithmetic("addition", num_examples=2000, split="train"),
+    Arithmetic("addition", num_examples=200, split="val"),
+    Arithmetic("addition", num_examples=200, split="test"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,16 +56,18 @@ class NumberDataModule(LightningDataModule):
     until the metrics read them.
 
     Args:
-        train: Sources of the training set, joined.
-        val: Sources of the validation set, joined.
+        train: Sources of the training set, joined. The default is addition of two numbers.
+        val: Sources of the validation set, joined; none: no validation. null: none, or with the
+            default of `train` the addition that belongs to it.
         test: Named test sets, each with its sources. `test` is logged as `test/...`, any other
-            name as `test_<name>/...`.
+            name as `test_<name>/...`. null: as for `val`.
         predict: Sources for `predict`; their targets may be missing. Empty: the test sets.
         batch_size: Examples per batch and process in training.
-        eval_batch_size: The same in evaluation; null takes `batch_size`.
+        eval_batch_size: The same in evaluation; null takes `batch_size`. Where it is set, a
+            BatchSizeFinder for evaluation needs `batch_arg_name: eval_batch_size`.
         group_by_length: Put examples of similar length into a batch, which saves padding.
         num_workers: Processes that collate batches; 0 does it in the main process.
-        seed: Decides the order of the training examples, with the epoch.
+        seed: Decides the order of the training examples, with the epoch; not negative.
         max_prompt_tokens: Refuse longer prompts; null takes any.
         max_target_tokens: Refuse longer targets; null takes any.
         tokenizer: Set through `model.tokenizer` on the command line.
@@ -72,8 +81,8 @@ class NumberDataModule(LightningDataModule):
 
     def __init__(
         self,
-        train: Sequence[Source] = (Arithmetic("addition", num_examples=2000, split="train"),),
-        val: Sequence[Source] = (Arithmetic("addition", num_examples=200, split="val"),),
+        train: Sequence[Source] = (_TRAIN,),
+        val: Sequence[Source] | None = None,
         test: dict[str, list[Source]] | None = None,
         predict: Sequence[Source] = (),
         batch_size: int = 32,
@@ -99,14 +108,22 @@ class NumberDataModule(LightningDataModule):
                 raise ValueError(f"data.{key} must be at least 1, got {size}")
         if num_workers < 0:
             raise ValueError(f"data.num_workers must be 0 or more, got {num_workers}")
+        if seed < 0:
+            raise ValueError(f"data.seed must be 0 or more, got {seed}")
+        # Nobody's own task should be validated or tested on the built-in one.
+        is_built_in = list(train) == [_TRAIN]
+        if val is None:
+            val = (_VAL,) if is_built_in else ()
         if test is None:
-            test = {"test": [Arithmetic("addition", num_examples=200, split="test")]}
+            test = {"test": [_TEST]} if is_built_in else {}
         for name in test:
             if not name.isidentifier():
                 raise ValueError(
-                    f"data.test: {name!r} cannot name a test set; use letters, digits and _"
+                    f"data.test: {name!r} cannot name a test set; use letters, digits and _, "
+                    "and begin with a letter"
                 )
-        self.sources: dict[str, Sequence[Source]] = {"train": train, "val": val}
+        self.train_sources = train
+        self.val_sources = val
         self.test_sources = test
         self.predict_sources = predict
         self.batch_size = batch_size
@@ -119,11 +136,17 @@ class NumberDataModule(LightningDataModule):
         self.architecture: Architecture = architecture
         self.tokenizer = tokenizer.load()
         self.vocabulary = NumberVocabulary.from_tokenizer(
-            self.tokenizer, kind=number_tokens, largest=largest_number_token
+            self.tokenizer,
+            # Ids may be sparse; what the model's logits have beyond them is no label.
+            width=max(self.tokenizer.get_vocab().values()) + 1,
+            kind=number_tokens,
+            largest=largest_number_token,
         )
         self._is_number = self.vocabulary.is_number_table()
         self._is_digit_bearing = self.vocabulary.is_digit_bearing_table()
         self._tables: dict[str, Dataset] = {}
+        self._train_loader: StepTotals | None = None
+        self._train_state: dict[str, Any] | None = None
         self.label_coverage: LabelCoverage | None = None
         """Of the training labels, once `setup("fit")` has run."""
         self.training_mean: float | None = None
@@ -131,30 +154,47 @@ class NumberDataModule(LightningDataModule):
 
     @property
     def longest_target(self) -> int:
-        """Tokens of the longest target of the sets that were set up, end of sequence included."""
-        return max(max(map(len, table["target_ids"])) for table in self._tables.values())
+        """Tokens of the longest target of the sets that were set up, end of sequence included.
+
+        0 where none was set up, or none has targets.
+        """
+        return max(
+            (pc.max(_num_tokens(table, "target_ids")).as_py() for table in self._tables.values()),
+            default=0,
+        )
 
     def setup(self, stage: str) -> None:
-        """Read and tokenise the sets of a stage, once."""
+        """Read and tokenise the sets of a stage, once.
+
+        Args:
+            stage: `fit`, `validate`, `test` or `predict`.
+        """
         if stage == "fit":
-            self._set_up("train", self.sources["train"])
-            self._describe_training()
-        if stage in ("fit", "validate") and self.sources["val"]:
-            self._set_up("val", self.sources["val"])
-        if stage == "test" or (stage == "predict" and not self.predict_sources):
+            # What a checkpoint holds is loaded after this.
+            self._train_loader = self._train_state = None
+            self._set_up("train", self.train_sources)
+            if self.val_sources:
+                self._set_up("val", self.val_sources)
+            if self.label_coverage is None:
+                self._describe_training()
+                self._report_shared_prompts()
+        elif stage == "validate":
+            if not self.val_sources:
+                raise ValueError("data.val is empty: name a source to validate on")
+            self._set_up("val", self.val_sources)
+        elif stage == "predict" and self.predict_sources:
+            self._set_up("predict", self.predict_sources, needs_target=False)
+        else:
             if not self.test_sources:
-                raise ValueError(f"data.test is empty: name a set to {stage} on")
+                keys = "data.predict and data.test are" if stage == "predict" else "data.test is"
+                raise ValueError(f"{keys} empty: name a source to {stage} on")
             for name, sources in self.test_sources.items():
                 self._set_up(f"test.{name}", sources)
-        if stage == "predict" and self.predict_sources:
-            self._set_up("predict", self.predict_sources, needs_target=False)
-        if stage == "validate" and not self.sources["val"]:
-            raise ValueError("data.val is empty: name a source to validate on")
 
     def _set_up(self, name: str, sources: Sequence[Source], needs_target: bool = True) -> None:
         if name in self._tables:
             return
-        examples = [example for source in sources for example in source.examples()]
+        examples = _examples(sources)
         if needs_target:
             _check_targets(examples, f"data.{name}")
         self._tables[name] = encode(
@@ -168,15 +208,13 @@ class NumberDataModule(LightningDataModule):
 
     def _describe_training(self) -> None:
         table = self._tables["train"]
-        ids = torch.tensor([i for row in table["target_ids"] for i in row])
-        self.label_coverage = LabelCoverage(
+        ids = torch.tensor(pc.list_flatten(_column(table, "target_ids")).to_numpy())
+        coverage = LabelCoverage(
             tokens=len(ids),
             digit_bearing=int(self._is_digit_bearing[ids].sum()),
             numbers=int(self._is_number[ids].sum()),
         )
-        values = [float(v) for text in table["target"] if (v := last_number(text)) is not None]
-        self.training_mean = fmean(values) if values else None
-        coverage = self.label_coverage
+        self.label_coverage = coverage
         rank_zero_info(
             f"Training data: {len(table)} examples, {coverage.tokens} label tokens, of these "
             f"{coverage.numbers} number tokens ({coverage.numbers / coverage.tokens:.1%}); the "
@@ -189,13 +227,37 @@ class NumberDataModule(LightningDataModule):
                 "model.tokenizer with digit_level: true, or another model.number_tokens; "
                 "`python -m ntl_lightning inspect-tokenizer` shows how numbers are cut."
             )
+        self.training_mean = _mean_number(_column(table, "target").to_pylist())
+
+    def _report_shared_prompts(self) -> None:
+        """Say which evaluation prompts are trained on, before it is too late."""
+        seen = set(_column(self._tables["train"], "prompt").to_pylist())
+        names = ["val"] if self.val_sources else []
+        for name in [*names, *(f"test.{name}" for name in self.test_sources)]:
+            prompts = self._prompts(name)
+            shared = sum(prompt in seen for prompt in prompts)
+            if shared:
+                rank_zero_warn(
+                    f"{shared} of {len(prompts)} prompts of data.{name} are also prompts of "
+                    "data.train: its metrics say how well these are remembered. Give every set a "
+                    "file or seed of its own."
+                )
+
+    def _prompts(self, name: str) -> list[str]:
+        """The prompts of a set; none where a test set is not at hand during training."""
+        if name in self._tables:
+            return list(_column(self._tables[name], "prompt").to_pylist())
+        try:
+            examples = _examples(self.test_sources[name.removeprefix("test.")])
+        except OSError as error:
+            rank_zero_warn(f"data.{name} cannot be read yet: {error}")
+            return []
+        return [example.prompt for example in examples]
 
     def _order(self, table: Dataset, batch_size: int, **settings: bool) -> BatchOrder:
-        lengths = [
-            len(p) + len(t) for p, t in zip(table["prompt_ids"], table["target_ids"], strict=True)
-        ]
+        lengths = pc.add(_num_tokens(table, "prompt_ids"), _num_tokens(table, "target_ids"))
         return BatchOrder(
-            lengths,
+            lengths.to_pylist(),
             batch_size,
             seed=self.seed,
             rank=self.trainer.global_rank if self.trainer else 0,
@@ -210,29 +272,67 @@ class NumberDataModule(LightningDataModule):
         return Collator(self.architecture, pad_id, for_evaluation)
 
     def train_dataloader(self) -> StepTotals | BatchLoader:
-        """Shuffled batches, each with the label totals of its optimizer step."""
-        table = self._tables["train"]
-        loader = BatchLoader(
-            table,
-            self._order(table, self.batch_size, shuffle=True, group_by_length=self.group_by_length),
-            self._collator(for_evaluation=False),
-            num_workers=self.num_workers,
-        )
-        trainer = self.trainer
+        """Shuffled batches, each with the label totals of its optimizer step.
+
+        With `trainer.overfit_batches` the order is that of the sources, so that the same batches
+        come in every epoch. Without a trainer there are no steps and no totals.
+        """
+        table, trainer = self._tables["train"], self.trainer
         if trainer is None:
-            return loader
+            return self._train_batches(table)
 
         def sum_over_ranks(counts: torch.Tensor) -> torch.Tensor:
-            counts = counts.to(trainer.strategy.root_device, torch.float32)
-            return trainer.strategy.reduce(counts, reduce_op="sum")
+            return trainer.strategy.reduce(counts.to(trainer.strategy.root_device), reduce_op="sum")
 
-        return StepTotals(
-            loader,
+        self._train_loader = StepTotals(
+            self._train_batches(
+                table,
+                shuffle=trainer.overfit_batches == 0,  # type: ignore[attr-defined]
+                epoch=trainer.current_epoch,
+                num_batches=lambda: trainer.num_training_batches,
+            ),
             count=self.count_labels,
             accumulation=lambda: trainer.accumulate_grad_batches,
             num_batches=lambda: trainer.num_training_batches,
             sum_over_ranks=sum_over_ranks,
         )
+        if self._train_state is not None:
+            self._train_loader.load_state_dict(self._train_state)
+            self._train_state = None
+        return self._train_loader
+
+    def _train_batches(self, table: Dataset, shuffle: bool = True, **settings: Any) -> BatchLoader:
+        order = self._order(
+            table,
+            self.batch_size,
+            shuffle=shuffle,
+            group_by_length=self.group_by_length and shuffle,
+        )
+        return BatchLoader(
+            table,
+            order,
+            self._collator(for_evaluation=False),
+            num_workers=self.num_workers,
+            **settings,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in the training data a run is.
+
+        Lightning saves this with the loader too, but does not load it where the loader was asked
+        for before, as it is for a learning rate that depends on the length of the run.
+        """
+        return {} if self._train_loader is None else {"train": self._train_loader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let `fit` go on where the checkpoint's run was."""
+        if "train" not in state or self.trainer is None or self.trainer.state.fn != "fit":
+            return
+        if self._train_loader is None:
+            self._train_state = state["train"]
+        else:
+            # Strategies that shard load checkpoints only after the loader is made.
+            self._train_loader.load_state_dict(state["train"])
 
     def count_labels(self, batch: dict[str, Any]) -> dict[str, int]:
         """Label tokens and number tokens of a batch, as `tokens` and `numbers`."""
@@ -267,6 +367,31 @@ class NumberDataModule(LightningDataModule):
             name.removeprefix("test."): self._evaluation_loader(name, in_order=True)
             for name in names
         }
+
+
+def _examples(sources: Iterable[Source]) -> list[Example]:
+    return [example for source in sources for example in source.examples()]
+
+
+def _mean_number(texts: Iterable[str]) -> float | None:
+    """Mean of the last number of each text, over the texts that have one."""
+    numbers = [number for text in texts if (number := last_number(text)) is not None]
+    finite = [number for number in numbers if math.isfinite(float(number))]
+    if len(finite) < len(numbers):
+        rank_zero_warn(
+            f"data.train: the numbers of {len(numbers) - len(finite)} of {len(numbers)} targets "
+            "are too large for float64; the mean of the training targets leaves them out."
+        )
+    # Decimals: a sum of floats may overflow where their mean does not.
+    return float(sum(finite) / len(finite)) if finite else None
+
+
+def _column(table: Dataset, name: str) -> Any:
+    return table.with_format("arrow")[:][name]
+
+
+def _num_tokens(table: Dataset, name: str) -> Any:
+    return pc.list_value_length(_column(table, name))
 
 
 def _check_targets(examples: Sequence[Example], where: str) -> None:

@@ -1,20 +1,23 @@
 """Batches in a reproducible order, on any number of ranks, and the totals of an optimizer step."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
-from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ntl_lightning.data.collate import Collator
 
 __all__ = ["BatchLoader", "BatchOrder", "StepTotals"]
 
-Counts = dict[str, int]
+_BATCHES_PER_GROUP = 50
+_FEWEST_GROUPS = 4
 
 
 class BatchOrder:
@@ -28,17 +31,17 @@ class BatchOrder:
         lengths: Tokens of every example.
         batch_size: Examples per rank and batch.
         shuffle: A new order each epoch; otherwise the order is the same each epoch.
-        group_by_length: Put examples of similar length together. Shuffled: within random groups of
-            50 batches, as transformers does, with the batches then shuffled. Otherwise: longest
-            first.
-        seed: With the epoch, it decides the order.
+        group_by_length: Put examples of similar length together. Shuffled: by length within random
+            groups of at most 50 batches, at least four groups, and the batches then shuffled, as
+            `group_by_length` of transformers does. Otherwise: longest first.
+        seed: With the epoch, it decides the order; not negative.
         rank: This process.
         world_size: Number of processes.
     """
 
     def __init__(
         self,
-        lengths: list[int],
+        lengths: Sequence[int],
         batch_size: int,
         *,
         shuffle: bool,
@@ -57,98 +60,125 @@ class BatchOrder:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; Lightning calls it before each."""
+        """Choose the epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
         return -(-len(self.lengths) // (self.batch_size * self.world_size))
 
     def _global_batches(self) -> list[list[int]]:
-        size = self.batch_size * self.world_size
-        if not self.shuffle:
-            order = list(range(len(self.lengths)))
-            if self.group_by_length:
-                order.sort(key=lambda i: -self.lengths[i])
-            return [order[i : i + size] for i in range(0, len(order), size)]
-        state = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1)[0]
-        generator = torch.Generator().manual_seed(int(state))
-        if not self.group_by_length:
-            order = torch.randperm(len(self.lengths), generator=generator).tolist()
-            return [order[i : i + size] for i in range(0, len(order), size)]
-        order = get_length_grouped_indices(self.lengths, size, generator=generator)
-        batches = [order[i : i + size] for i in range(0, len(order), size)]
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        size, count = self.batch_size * self.world_size, len(self.lengths)
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(count) if self.shuffle else np.arange(count)
+        if self.group_by_length:
+            group = count
+            if self.shuffle:
+                group = size * max(1, min(_BATCHES_PER_GROUP, count // (size * _FEWEST_GROUPS)))
+            longest_first = -np.asarray(self.lengths)[order]
+            order = order[np.lexsort((longest_first, np.arange(count) // group))]
+        batches = [order[i : i + size].tolist() for i in range(0, count, size)]
+        if self.shuffle and self.group_by_length:
+            batches = [batches[i] for i in random.permutation(len(batches))]
+        return batches
 
     def batches(self) -> list[list[int]]:
         """This rank's batches of the epoch, as example numbers."""
-        parts = (
-            np.array_split(np.array(batch), self.world_size)[self.rank].tolist()
+        rank, ranks = self.rank, self.world_size
+        return [
+            batch[len(batch) * rank // ranks : len(batch) * (rank + 1) // ranks] or [-1]
             for batch in self._global_batches()
-        )
-        return [part or [-1] for part in parts]
+        ]
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Any]]):
+    """Rows of a table with their numbers; the filler -1 borrows the texts of row 0."""
+
     def __init__(self, table: Dataset) -> None:
         self.table = table
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.table[max(index, 0)], "index": index}
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        columns = self.table[[max(index, 0) for index in indices]] | {"index": indices}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 class BatchLoader:
     """A loader over encoded examples that can go on in the middle of an epoch.
 
-    Lightning treats it as any iterable with a length: it does not replace its sampler (ranks are
-    already told apart), sets its epoch, and saves and restores its state with the checkpoint.
+    Each iteration is an epoch of its own and the next in number, whoever iterates: a run that
+    goes on from a checkpoint gets the batches that it would have got without the interruption,
+    even where the trainer counts a broken-off epoch as a whole one.
+
+    Args:
+        table: What `encode` returns.
+        order: The batches; its epoch is set here.
+        collator: Makes a batch of rows.
+        num_workers: Processes that collate; 0 does it in this process.
+        epoch: The first epoch.
+        num_batches: Batches that training takes of an epoch, if less than all; asked for whenever
+            the state is. After these the state is that of the next epoch's beginning.
     """
 
     def __init__(
-        self, table: Dataset, order: BatchOrder, collator: Collator, *, num_workers: int = 0
+        self,
+        table: Dataset,
+        order: BatchOrder,
+        collator: Collator,
+        *,
+        num_workers: int = 0,
+        epoch: int = 0,
+        num_batches: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self.dataset = _Rows(table)
-        # The names under which Lightning looks for what decides the order.
-        self.sampler = self.batch_sampler = order
-        self.collator = collator
-        self.num_workers = num_workers
-        self.num_read = 0
-        """Batches read of the current epoch."""
-        self._resume: tuple[int, int] | None = None  # epoch, batches already read
-
-    @property
-    def batch_size(self) -> int:
-        """Examples per rank and batch."""
-        return self.sampler.batch_size
+        self.dataset = _Rows(table)  # Lightning's batch size finder asks for its length
+        self._order = order
+        self._collator = collator
+        self._num_workers = num_workers
+        self._num_batches = num_batches
+        self._epoch = epoch
+        self._num_read = 0
+        self._goes_on = True  # whether the next iteration begins here, or with the next epoch
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self._order)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # A generator body runs at the first `next`: the epoch is set by then.
-        epoch, start = self._resume or (self.sampler.epoch, 0)
-        self._resume = None
-        self.num_read = start if epoch == self.sampler.epoch else 0
+        # A generator's body runs at the first `next`: iterators that are never used do not count.
+        if not self._goes_on:
+            self._epoch, self._num_read = self._epoch + 1, 0
+        self._goes_on = False
+        self._order.set_epoch(self._epoch)
         loader = DataLoader(
             self.dataset,
-            batch_sampler=self.sampler.batches()[self.num_read :],
-            collate_fn=self.collator,
-            num_workers=self.num_workers,
+            batch_sampler=self._order.batches()[self._num_read :],
+            collate_fn=self._collator,
+            num_workers=self._num_workers,
             pin_memory=torch.cuda.is_available(),
+            # Otherwise every iteration, of evaluation too, would advance the global random state.
+            generator=torch.Generator(),
         )
         for batch in loader:
-            self.num_read += 1
+            self._num_read += 1
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch and number of batches read of it."""
-        return {"epoch": self.sampler.epoch, "num_read": self.num_read}
+        """The epoch, the batches read of it, and the batches it has."""
+        epoch, num_read = self._epoch, self._num_read
+        if num_read >= min(len(self), self._num_batches()):
+            epoch, num_read = epoch + 1, 0
+        return {"epoch": epoch, "num_read": num_read, "length": len(self)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on after the batches that the state counts, if its epoch is the one to come."""
-        self._resume = (state["epoch"], state["num_read"])
+        """Go on after the batches that the state counts."""
+        self._epoch, self._num_read = state["epoch"], state["num_read"]
+        self._goes_on = True
+        if self._num_read and state["length"] != len(self):
+            rank_zero_warn(
+                f"The checkpoint was saved after {self._num_read} of {state['length']} batches of "
+                f"an epoch that now has {len(self)}. With other data, batch size or processes, "
+                "some examples of this epoch are seen twice and others not at all."
+            )
 
 
 class StepTotals:
@@ -159,77 +189,104 @@ class StepTotals:
     batch's summed loss by these gives, after accumulation and averaging over ranks, the gradient
     of the one large batch, whatever the split; the last, shorter window of an epoch included.
 
-    Works around any iterable of batches. A `BatchLoader` inside goes on exactly after the last
-    batch handed out; of other loaders that keep a state, the state itself is passed on.
+    Works around any iterable of batches. Around one that keeps a state (`state_dict` and
+    `load_state_dict`), such as `BatchLoader`, an interrupted epoch goes on exactly after the last
+    batch handed out. Gradients that were accumulated when the run was interrupted are lost, and
+    the rest of the window is a step of its own.
 
     Args:
         loader: Iterable of batch dictionaries.
-        count: Label counts of a batch.
-        accumulation: Batches per optimizer step; asked before each window.
-        num_batches: Batches that training takes of an epoch; asked before each window.
-        sum_over_ranks: Sums a float64 vector over all ranks.
+        count: Label counts of a batch, by name.
+        accumulation: Batches per optimizer step; asked for before each window.
+        num_batches: Batches that training takes of an epoch; asked for before each window.
+        sum_over_ranks: Sums an int64 vector over all ranks.
     """
 
     def __init__(
         self,
         loader: Iterable[dict[str, Any]],
         *,
-        count: Callable[[dict[str, Any]], Counts],
+        count: Callable[[dict[str, Any]], dict[str, int]],
         accumulation: Callable[[], int],
         num_batches: Callable[[], float],
         sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self.loader = loader
+        self._loader = loader
         self._count = count
         self._accumulation = accumulation
         self._num_batches = num_batches
         self._sum_over_ranks = sum_over_ranks
-        self._num_handed_out = 0
-
-    @property
-    def sampler(self) -> object:
-        """The inner loader's sampler, so that Lightning can set its epoch."""
-        return getattr(self.loader, "sampler", None)
+        self._position = 0
+        # While read-ahead batches wait: the loader's state after the first batch of the window,
+        # and how many batches that come after it are handed out.
+        self._waiting: tuple[Any, int] | None = None
+        self._goes_on = True
 
     @property
     def dataset(self) -> object:
-        """The inner loader's dataset."""
-        return getattr(self.loader, "dataset", None)
+        """The loader's dataset, for Lightning's batch size finder."""
+        return getattr(self._loader, "dataset", None)
 
     @property
-    def batch_size(self) -> int | None:
-        """The inner loader's batch size."""
-        return getattr(self.loader, "batch_size", None)
+    def batch_sampler(self) -> object:
+        """The loader's batch sampler, for Lightning to set the epoch of its sampler."""
+        return getattr(self._loader, "batch_sampler", None)
 
     def __len__(self) -> int:
-        return len(cast(Sized, self.loader))
+        return len(cast(Sized, self._loader))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        iterator = iter(self.loader)
+        iterator = iter(self._loader)
+        if not self._goes_on:
+            self._position, self._waiting = 0, None
+        self._goes_on = False
+        if self._position and not _keeps_state(self._loader):
+            rank_zero_warn(
+                f"The run goes on after {self._position} batches of an epoch, but its training "
+                f"loader ({type(self._loader).__name__}) keeps no state and begins anew. Give it "
+                "`state_dict` and `load_state_dict`, or take NumberDataModule."
+            )
+        if self._waiting is not None:
+            deque(islice(iterator, self._waiting[1]), maxlen=0)
         first = next(iterator, None)
-        # The inner loader knows where it starts once its first batch was asked for.
-        position = getattr(self.loader, "num_read", 1) - 1
         while first is not None:
             accumulation = self._accumulation()
-            to_the_step = accumulation - position % accumulation
-            size = max(1, min(to_the_step, self._num_batches() - position))
+            to_the_step = accumulation - self._position % accumulation
+            size = max(1, min(to_the_step, self._num_batches() - self._position))
+            after_first = self._loader_state() if size > 1 else None
             window = [first, *islice(iterator, int(size) - 1)]
-            counted = [self._count(batch) for batch in window]
-            names = list(counted[0])
-            own = torch.tensor([[c[name] for name in names] for c in counted], dtype=torch.float64)
-            totals = dict(zip(names, self._sum_over_ranks(own.sum(0)).tolist(), strict=True))
-            for batch in window:
-                position += 1
-                self._num_handed_out = position
+            totals = self._totals(window)
+            for number, batch in enumerate(window):
+                self._position += 1
+                self._waiting = (after_first, number) if number < len(window) - 1 else None
                 yield {**batch, "step_totals": totals}
             first = next(iterator, None)
+        self._position = 0
+
+    def _totals(self, window: list[dict[str, Any]]) -> dict[str, int]:
+        counts = [self._count(batch) for batch in window]
+        own = torch.tensor(
+            [sum(column) for column in zip(*(c.values() for c in counts), strict=True)]
+        )
+        return dict(zip(counts[0], self._sum_over_ranks(own).tolist(), strict=True))
+
+    def _loader_state(self) -> Any:
+        return cast(Any, self._loader).state_dict() if _keeps_state(self._loader) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner loader's state, as of the last batch handed out rather than read ahead."""
-        state = self.loader.state_dict() if hasattr(self.loader, "state_dict") else {}
-        return {**state, "num_read": self._num_handed_out} if "num_read" in state else state
+        """Where in the epoch the last batch handed out was, and the loader's state there."""
+        state, num_skipped = self._waiting or (self._loader_state(), 0)
+        position = self._position if self._position < self._num_batches() else 0
+        return {"position": position, "num_skipped": num_skipped, "loader": state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Pass the state on to the inner loader."""
-        if hasattr(self.loader, "load_state_dict"):
-            self.loader.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the last batch that was handed out."""
+        self._position, self._waiting, self._goes_on = state["position"], None, True
+        if _keeps_state(self._loader):
+            cast(Any, self._loader).load_state_dict(state["loader"])
+            if state["num_skipped"]:
+                self._waiting = (state["loader"], state["num_skipped"])
+
+
+def _keeps_state(loader: object) -> bool:
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
