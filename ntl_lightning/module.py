@@ -133,6 +133,7 @@ class NumberAwareLM(LightningModule):
         self.training_mean: float | None = None
         """Mean of the numeric training targets, kept in the checkpoint."""
         self._longest_target = 0
+        self._steps_in_checkpoint = 0
         self._averages: dict[str, TermAverages] = {}
         self._metrics: dict[str, NumericMetrics] = {}
 
@@ -159,6 +160,11 @@ class NumberAwareLM(LightningModule):
         if self.model is None:
             raise RuntimeError("the model is not built yet: call configure_model() first")
         return self.model
+
+    @property
+    def trained_steps(self) -> int:
+        """Optimizer steps behind the weights, also where a checkpoint is only evaluated."""
+        return self.global_step or self._steps_in_checkpoint
 
     @property
     def _datamodule(self) -> object | None:
@@ -349,7 +355,7 @@ class NumberAwareLM(LightningModule):
     ) -> dict[str, list[Any]]:
         name = self.set_name(stage, dataloader_idx)
         logits, labels = self(batch)
-        result = self.objective(logits, labels, step=self.global_step)
+        result = self.objective(logits, labels, step=self.trained_steps)
         kept = labels != IGNORE_INDEX
         self._averages[name].update(
             result.sums,
@@ -400,7 +406,7 @@ class NumberAwareLM(LightningModule):
         answered = self.trainer.state.fn != "fit" or self.generation.during_fit
         for name, averages in self._averages.items():
             values = averages.compute()
-            values["loss"] = self.objective.combine(values, self.global_step)
+            values["loss"] = self.objective.combine(values, self.trained_steps)
             if answered:
                 values |= self._metrics[name].compute()
             self.log_dict(
@@ -446,6 +452,7 @@ class NumberAwareLM(LightningModule):
         kept = checkpoint.get("number_aware", {})
         self.training_mean = kept.get("training_mean")
         self._longest_target = kept.get("longest_target", 0)
+        self._steps_in_checkpoint = checkpoint.get("global_step", 0)
 
 
 _KINDS: dict[str, type] = {

@@ -6,11 +6,19 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol, cast
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 
 from ntl_lightning.numbers.text import last_number
 
-__all__ = ["Answer", "AnswerModule", "answers_of", "as_answer_module", "difference", "number_in"]
+__all__ = [
+    "Answer",
+    "AnswerModule",
+    "answers_of",
+    "as_answer_module",
+    "difference",
+    "num_steps",
+    "number_in",
+]
 
 _EXACT_DIGITS = 10_000
 
@@ -43,6 +51,11 @@ class Answer:
 def as_answer_module(pl_module: LightningModule) -> AnswerModule:
     """The same object, for the type checker."""
     return cast("AnswerModule", pl_module)
+
+
+def num_steps(trainer: Trainer, pl_module: LightningModule) -> int:
+    """Optimizer steps behind the weights; a Trainer that only tests them counts none itself."""
+    return int(getattr(pl_module, "trained_steps", trainer.global_step))
 
 
 def answers_of(outputs: object) -> list[Answer] | None:

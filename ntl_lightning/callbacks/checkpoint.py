@@ -40,3 +40,10 @@ class LastCheckpoint(ModelCheckpoint):
             if trainer.fast_dev_run:  # type: ignore[attr-defined]
                 return
             trainer.save_checkpoint(self.format_checkpoint_name({}))
+
+    def state_dict(self) -> dict[str, object]:
+        """Nothing: the one file is always the latest, and another run has its own folder."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Nothing to take back."""

@@ -18,6 +18,7 @@ from ntl_lightning.callbacks.answers import (
     answers_of,
     as_answer_module,
     difference,
+    num_steps,
     number_in,
 )
 from ntl_lightning.callbacks.figures import (
@@ -31,6 +32,7 @@ from ntl_lightning.callbacks.report import number_text
 __all__ = ["AnswerPlots", "sample_table", "shortened"]
 
 _LONGEST_TEXT = 80
+_LONGEST_EXACT = 12  # characters of an error; longer ones are rounded
 
 
 @dataclass
@@ -80,7 +82,9 @@ def _result(sample: Answer, pl_module: LightningModule) -> str:
         return "no number"
     if answer == target:
         return "ok"
-    return f"off by {number_text(float(difference(answer, target)))}"
+    error = difference(answer, target)
+    exact = f"{error:f}"
+    return f"off by {exact if len(exact) <= _LONGEST_EXACT else number_text(float(error))}"
 
 
 class AnswerPlots(Callback):
@@ -213,13 +217,14 @@ class AnswerPlots(Callback):
         if self.num_text_samples:
             text = sample_table(collected.answers[: self.num_text_samples], pl_module)
             for add_text in _logger_methods(trainer, "add_text"):
-                add_text(f"{set_name}/sample_answers", text, trainer.global_step)
+                add_text(f"{set_name}/sample_answers", text, num_steps(trainer, pl_module))
         pairs, unread = _numbers_of(collected.answers, pl_module)
         if not pairs and not unread:
             self._warn_once(f"no target of {set_name!r} holds a number, no figures are drawn.")
             return
 
-        title = f"{set_name} at step {trainer.global_step}"
+        step = num_steps(trainer, pl_module)
+        title = f"{set_name} at step {step}"
         shown = self._shown_text(trainer, collected)
         numberless = len(collected.answers) - len(pairs) - len(unread)
         if numberless:
@@ -227,6 +232,7 @@ class AnswerPlots(Callback):
         mae = _mean([abs(difference(answer, true)) for true, answer in pairs])
         self._publish(
             trainer,
+            step,
             f"{set_name}/predicted_against_true",
             predicted_against_true_figure(
                 pairs,
@@ -244,6 +250,7 @@ class AnswerPlots(Callback):
             notes += f"; {num_left_out} more places not shown"
         self._publish(
             trainer,
+            step,
             f"{set_name}/digit_confusion",
             digit_confusion_figure(
                 pairs,
@@ -259,13 +266,13 @@ class AnswerPlots(Callback):
             text += f" (rank 0 of {trainer.world_size})"
         return text
 
-    def _publish(self, trainer: Trainer, tag: str, figure: Figure) -> None:
+    def _publish(self, trainer: Trainer, step: int, tag: str, figure: Figure) -> None:
         if not is_trial_run(trainer):
             path = self._folder / f"{tag.replace('/', '_')}.png"
             with replaced_file(path) as temporary:
                 figure.savefig(temporary, format="png", dpi=100)
         for add_figure in _logger_methods(trainer, "add_figure"):
-            add_figure(tag, figure, trainer.global_step)
+            add_figure(tag, figure, step)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

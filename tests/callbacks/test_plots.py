@@ -60,8 +60,7 @@ def test_figures_and_text_go_to_tensorboard_at_every_validation(
     texts = events.Tensors("val/sample_answers/text_summary")
     assert [text.step for text in texts] == [2, 4]
     assert (
-        "| 5 \\+ 5 = | 10 | It is 12. | off by 2.000 |"
-        in texts[0].tensor_proto.string_val[0].decode()
+        "| 5 \\+ 5 = | 10 | It is 12. | off by 2 |" in texts[0].tensor_proto.string_val[0].decode()
     )
     figures = Path(logger.log_dir) / "figures"
     assert sorted(path.name for path in figures.iterdir()) == FIGURES
@@ -220,7 +219,7 @@ def test_no_text_where_none_is_wanted(tmp_path: Path, make_trainer: MakeTrainer)
     ("target", "answer", "result"),
     [
         ("10", "10.0", "ok"),
-        ("10", "7", r"off by \-3.000"),
+        ("10", "7", r"off by \-3"),
         ("10", "ten", "no number"),
         ("Paris", "Paris ", "ok"),
         ("Paris", "Rome", "wrong"),
