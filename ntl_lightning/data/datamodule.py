@@ -206,6 +206,11 @@ class NumberDataModule(LightningDataModule):
             max_target_tokens=self.max_target_tokens,
         )
 
+    def _table(self, name: str) -> Dataset:
+        if name not in self._tables:
+            raise RuntimeError(f"data.{name} has not been read yet: call setup() with its stage")
+        return self._tables[name]
+
     def _describe_training(self) -> None:
         table = self._tables["train"]
         ids = torch.tensor(pc.list_flatten(_column(table, "target_ids")).to_numpy())
@@ -277,7 +282,7 @@ class NumberDataModule(LightningDataModule):
         With `trainer.overfit_batches` the order is that of the sources, so that the same batches
         come in every epoch. Without a trainer there are no steps and no totals.
         """
-        table, trainer = self._tables["train"], self.trainer
+        table, trainer = self._table("train"), self.trainer
         if trainer is None:
             return self._train_batches(table)
 
@@ -341,7 +346,7 @@ class NumberDataModule(LightningDataModule):
         return {"tokens": kept.numel(), "numbers": int(self._is_number[kept].sum())}
 
     def _evaluation_loader(self, name: str, *, in_order: bool = False) -> BatchLoader:
-        table = self._tables[name]
+        table = self._table(name)
         order = self._order(
             table,
             self.eval_batch_size or self.batch_size,

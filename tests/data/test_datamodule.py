@@ -634,6 +634,14 @@ def test_a_validation_file_that_is_not_there_stops_training(tmp_path):
         data.setup("fit")
 
 
+def test_loaders_of_sets_that_were_not_read_are_refused():
+    data = data_module(test={"far": [targets("1")]})
+    with pytest.raises(RuntimeError, match=r"data\.train has not been read yet: call setup\(\)"):
+        data.train_dataloader()
+    with pytest.raises(RuntimeError, match=r"data\.test\.far has not been read yet"):
+        data.test_dataloader()
+
+
 def test_without_a_trainer_there_are_plain_batches():
     data = data_module(num_workers=2)
     data.setup("fit")
