@@ -512,7 +512,8 @@ def markdown(rows: Sequence[Row], about: dict[str, str]) -> str:
                 for r in mine
             ]
             memory = [r.extra_memory for r in mine if r.extra_memory is not None]
-            cells.append(f"{max(memory):.2f}" if memory else "not measured")
+            extremes = [f"{amount:.2f}" for amount in (min(memory), max(memory))] if memory else []
+            cells.append(" to ".join(dict.fromkeys(extremes)) or "not measured")
             error = [r.gradient_error for r in mine if r.gradient_error is not None]
             cells.append(f"{max(error):.0e}" if error else "no reference")
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
