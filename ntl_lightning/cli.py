@@ -2,16 +2,22 @@
 
 import json
 import os
+import pickle
 import sys
 import warnings
-from collections.abc import Sequence
+from argparse import ArgumentError
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import torch
+import yaml  # type: ignore[import-untyped, unused-ignore]
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -21,13 +27,18 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ntl_lightning.callbacks import AnswerPlots, MetricsReport, MonitorCheck, PredictionFile
-from ntl_lightning.callbacks.files import keep_previous, run_folder
+from ntl_lightning.callbacks.checkpoint import LastCheckpoint
+from ntl_lightning.callbacks.files import is_trial_run, keep_previous, run_folder
 from ntl_lightning.data import NumberDataModule
 from ntl_lightning.module import NumberAwareLM
 from ntl_lightning.numbers import NumberKind, PretrainedTokenizer
 from ntl_lightning.numbers.audit import audit_tokenizer, render_audit
+from ntl_lightning.paths import expand_path
 
-__all__ = ["NumberCLI", "RunConfig", "inspect_tokenizer", "main"]
+__all__ = ["EarlierCheckpoints", "NumberCLI", "RunConfig", "inspect_tokenizer", "main"]
+
+_INSPECT = "inspect-tokenizer"
+_LINKED = ("tokenizer", "number_tokens", "largest_number_token")
 
 
 class RunConfig(SaveConfigCallback):
@@ -37,14 +48,35 @@ class RunConfig(SaveConfigCallback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the file before anything runs."""
-        if not self.already_saved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            command = trainer.state.fn.value if trainer.state.fn else stage
-            self.config_filename = f"config_{command}.yaml"
-            folder = run_folder(trainer)
-            if trainer.is_global_zero:
-                keep_previous(folder / self.config_filename)
+        """Find the run folder, on all ranks; then rank 0 saves."""
+        if not is_trial_run(trainer):
+            self._folder = run_folder(trainer)
             super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the file before anything runs."""
+        command = trainer.state.fn.value if trainer.state.fn else stage
+        path = self._folder / f"config_{command}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keep_previous(path)
+        self.parser.save(self.config, str(path), skip_none=False)
+
+
+class EarlierCheckpoints(Callback):
+    """Renames the `last.ckpt` of an earlier run in the same folder, so that a new run keeps it.
+
+    Runs share a folder where `trainer.logger` is false or the logger's version is fixed.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Rename what this run would overwrite, unless it goes on with it."""
+        if trainer.ckpt_path is not None or is_trial_run(trainer) or not trainer.is_global_zero:
+            return
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
+                path = Path(callback.dirpath, f"{callback.filename}.ckpt")
+                if kept := keep_previous(path):
+                    rank_zero_info(f"The {path} of an earlier run is now {kept}.")
 
 
 class NumberCLI(LightningCLI):
@@ -52,143 +84,259 @@ class NumberCLI(LightningCLI):
 
     What model and data must agree on is set in the model and linked to the data. A configuration
     that contradicts the checkpoint it is given is refused (`fit`) or wins and is named (all else).
+
+    Args:
+        args: The command and its options; None takes those of the command line.
+
+    Raises:
+        ArgumentError: If an option is unknown or its value has the wrong type.
+        ValueError: If an option's value makes no sense, or the checkpoint does not fit.
     """
 
-    def __init__(self, args: ArgsType = None) -> None:
-        super().__init__(
-            NumberAwareLM,
-            NumberDataModule,
-            save_config_callback=RunConfig,
-            save_config_kwargs={"overwrite": True},
-            trainer_defaults={"default_root_dir": "runs"},
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            parser_kwargs={
-                "prog": "python -m ntl_lightning",
-                "description": "Train language models that understand numbers.",
-                "epilog": "`inspect-tokenizer` shows how a tokenizer cuts numbers and which of "
-                "its tokens the number losses see.",
-            },
-            args=args,
-        )
+    def __init__(self, args: Sequence[str] | None = None) -> None:
+        self._command_parsers: list[LightningArgumentParser] = []
+        self._checkpoint: str | None = None
+        self._contradictions: list[str] = []
+        try:
+            super().__init__(
+                NumberAwareLM,
+                NumberDataModule,
+                save_config_callback=RunConfig,
+                save_config_kwargs={"save_to_log_dir": False},
+                trainer_defaults={"default_root_dir": "runs", "callbacks": [EarlierCheckpoints()]},
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                parser_kwargs={
+                    "prog": "python -m ntl_lightning",
+                    "description": "Train language models that understand numbers.",
+                    "epilog": f"`{_INSPECT}` shows how a tokenizer cuts numbers and which of its "
+                    f"tokens the number losses see: python -m ntl_lightning {_INSPECT} --help",
+                    "exit_on_error": False,  # main reports errors, in one line.
+                },
+                args=None if args is None else list(args),
+            )
+        except RuntimeError as error:
+            if self._contradictions and "loading state_dict" in str(error):
+                raise ValueError(
+                    f"the weights of --ckpt_path {self._checkpoint} do not fit the model: "
+                    f"{'; '.join(self._contradictions)}"
+                ) from error
+            raise
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link what model and data share; add the callbacks that always run."""
-        for name in ("tokenizer", "number_tokens", "largest_number_token"):
+        _write_out_lists(parser)
+        for name in _LINKED:
             parser.link_arguments(f"model.{name}", f"data.{name}")
         parser.link_arguments("model.architecture", "data.architecture", apply_on="instantiate")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults(
-            {
-                "checkpoint.filename": "last",
-                "checkpoint.enable_version_counter": False,
-                "checkpoint.save_on_exception": True,
-            }
-        )
+        parser.add_lightning_class_args(LastCheckpoint, "checkpoint")
         parser.add_lightning_class_args(MetricsReport, "report")
         parser.add_lightning_class_args(AnswerPlots, "plots")
         parser.add_lightning_class_args(PredictionFile, "predictions")
         parser.add_lightning_class_args(MonitorCheck, "monitor_check")
-        self._command_parsers = [*getattr(self, "_command_parsers", []), parser]
+        self._command_parsers.append(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse; with a checkpoint, its model settings are the defaults.
 
-        LightningCLI itself would let the checkpoint override the command without a word.
+        LightningCLI itself would let the checkpoint override the command without a word. And
+        jsonargparse alone would hand arguments of a default class on to the class asked for:
+        Adafactor would get the weight decay that AdamW has by default.
+
+        Raises:
+            ArgumentError: If an option is unknown or its value has the wrong type.
+            ValueError: If there is no such checkpoint, its settings cannot be read, or a
+                configuration file sets in `data` what is linked from `model`.
         """
+        given = sys.argv[1:] if args is None else list(args)
+        # Which options exist depends on the classes in the checkpoint: look for that first.
+        with suppress(ArgumentError):
+            early = parser.parse_args(_without(("--model", "--print_config"), given))
+            self._read_checkpoint(early[early.subcommand])
+        saved = self._command_parsers[0].get_defaults()
+        early = parser.parse_args(_without(("--print_config",), given))
+        for name, value in vars(early[early.subcommand].model).items():
+            class_path = value.get("class_path") if isinstance(value, Namespace) else None
+            if class_path is not None and not _same_class(class_path, saved.model[name].class_path):
+                self._set_defaults({f"model.{name}": {"class_path": class_path}})
         super().parse_arguments(parser, args)
-        command = self.config.subcommand
-        config = self.config[command]
-        self._asked: Namespace | None = None
-        if not config.get("ckpt_path"):
+        config = self.config[self.config.subcommand]
+        for file in [*(self.config.get("config") or []), *(config.get("config") or [])]:
+            _refuse_linked_keys(file, self.config.subcommand)
+        if self._checkpoint is not None:
+            config.ckpt_path = None  # So that LightningCLI leaves the model settings alone.
+            pair = [_dumped(parser, self.config, model) for model in (saved.model, config.model)]
+            self._contradictions = list(_differences("model", *pair))
+
+    def _set_defaults(self, defaults: dict[str, Any]) -> None:
+        for parser in self._command_parsers:
+            parser.set_defaults(defaults)
+
+    def _read_checkpoint(self, config: Namespace) -> None:
+        if not config.ckpt_path:
             return
-        path = _find_checkpoint(config.ckpt_path, Path(config.trainer.default_root_dir))
-        saved = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-        settings = _leaves(saved.get("hyper_parameters", {}))
-        for command_parser in self._command_parsers:
-            command_parser.set_defaults(settings)
-        super().parse_arguments(parser, args)
-        self.config[command].ckpt_path = path
-        self._asked = self.config.clone()
-        self._contradictions = {
-            key: (asked, theirs)
-            for key, theirs in settings.items()
-            if (asked := _as_plain(self.config[command][key])) != theirs
-        }
+        self._checkpoint = _find_checkpoint(config.ckpt_path, _run_roots(config))
+        try:
+            self._set_defaults(_saved_settings(self._checkpoint))
+        except KeyError as error:
+            raise ValueError(
+                f"--ckpt_path {self._checkpoint} holds model settings that this version does not "
+                f"know: {error}"
+            ) from error
 
     def before_instantiate_classes(self) -> None:
-        """Settle what runs where the checkpoint and the command disagree."""
+        """Settle what runs where the checkpoint and the command disagree, and what is kept.
+
+        Raises:
+            ValueError: If `fit` is to go on with a checkpoint, but with other model settings.
+        """
         command = self.config.subcommand
-        if self._asked is not None:
-            self.config = self._asked
-            listed = "; ".join(
-                f"{key} is {_shown(theirs)} in the checkpoint, {_shown(asked)} was asked for"
-                for key, (asked, theirs) in self._contradictions.items()
+        config = self.config[command]
+        config.ckpt_path = self._checkpoint
+        listed = "; ".join(self._contradictions)
+        if listed and command == "fit":
+            raise ValueError(
+                f"--ckpt_path {self._checkpoint} goes on with the run it was saved from, but "
+                f"{listed}. Leave these settings as they were, or start a new run without "
+                "--ckpt_path"
             )
-            if listed and command == "fit":
-                raise ValueError(
-                    f"--ckpt_path {self.config.fit.ckpt_path} goes on with the run it was saved "
-                    f"from, but {listed}. Leave these settings as they were, or start a new run "
-                    "without --ckpt_path"
-                )
-            if listed:
-                rank_zero_info(f"What was asked for is used: {listed}.")
-        elif command != "fit":
+        if listed:
+            rank_zero_info(f"What was asked for is used: {listed}.")
+        if self._checkpoint is None and command != "fit":
             rank_zero_warn(
                 f"{command} without --ckpt_path: the weights that model.backbone starts from are "
                 "used, nothing trained here. --ckpt_path last takes the newest checkpoint below "
                 "trainer.default_root_dir."
             )
-        config = self.config[command]
         if command in ("validate", "test"):
             config.verbose = False  # MetricsReport prints the table.
         if command == "predict":
             config.return_predictions = False  # PredictionFile writes them.
 
 
-def _leaves(settings: dict[str, Any]) -> dict[str, Any]:
-    """Model settings of a checkpoint by their configuration keys."""
-    leaves: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict) and "class_path" not in value:
-            leaves |= {f"model.{name}.{key}": item for key, item in value.items()}
-        elif not name.startswith("_"):
-            leaves[f"model.{name}"] = value
-    return leaves
+def _write_out_lists(parser: LightningArgumentParser) -> None:
+    """Defaults that are lists of objects become class paths and arguments.
+
+    jsonargparse does so for single objects, but dumps those in a list as a text that it cannot
+    read back, into configuration files and checkpoints.
+    """
+    for key, default in parser.get_defaults().items():
+        if isinstance(default, list | tuple) and any(is_dataclass(item) for item in default):
+            singles = ArgumentParser()
+            for index, item in enumerate(default):
+                singles.add_argument(f"--item{index}", type=type(item), default=item)
+            # As a tuple, it lends no arguments to the items of a list that is asked for.
+            parser.set_defaults({key: tuple(singles.get_defaults().as_dict().values())})
 
 
-def _as_plain(value: object) -> object:
-    if isinstance(value, Namespace):
-        return {key: _as_plain(item) for key, item in vars(value).items()}
-    if isinstance(value, list | tuple):
-        return [_as_plain(item) for item in value]
-    return value
+def _same_class(one: str, other: str) -> bool:
+    """Whether two paths lead to one class, such as that of a package and that of its file."""
+    return locate(one) is locate(other)
 
 
-def _shown(value: object) -> str:
-    return json.dumps(value, default=str)
+def _refuse_linked_keys(file: Any, command: str) -> None:
+    """Jsonargparse refuses linked keys among the options, but overlooks them in files."""
+    content = yaml.safe_load(file.get_content()) if file is not None else None
+    if not isinstance(content, dict):
+        return
+    data = content.get(command, content).get("data")
+    for name in (*_LINKED, "architecture"):
+        if isinstance(data, dict) and name in data:
+            source = "is known from model.backbone; leave it out"
+            if name in _LINKED:
+                source = f"is set through model.{name}; write it there"
+            raise ValueError(f"{file}: data.{name} {source}")
 
 
-def _find_checkpoint(asked: str, root: Path) -> str:
-    """The path of a checkpoint; `last` is the newest `last.ckpt` below the root folder."""
+def _without(options: tuple[str, ...], args: Sequence[str]) -> list[str]:
+    """The arguments but for options that begin like this, and their values."""
+    kept, is_kept = [], True
+    for arg in args:
+        if arg.startswith(("--", "-c")):
+            is_kept = not arg.startswith(options)
+        if is_kept:
+            kept.append(arg)
+    return kept
+
+
+def _run_roots(config: Namespace) -> list[Path]:
+    """The folders below which this command and others like it keep their checkpoints."""
+    loggers = config.trainer.logger
+    folders = [config.trainer.default_root_dir]
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if isinstance(logger, Namespace):
+            folders.append(logger.get("init_args.save_dir"))
+    return [Path(folder).expanduser() for folder in folders if folder is not None]
+
+
+def _find_checkpoint(asked: str, roots: Sequence[Path]) -> str:
+    """The path of a checkpoint; `last` is the newest of that name below the roots."""
     if asked == "last":
-        found = sorted(root.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+        found = {path for root in roots for path in root.rglob("last*.ckpt")}
         if not found:
+            places = ", ".join(str(root.resolve()) for root in roots)
             raise ValueError(
-                f"--ckpt_path last: there is no last.ckpt below {root.resolve()}; run fit first, "
-                "or set trainer.default_root_dir to the folder of its runs"
+                f"--ckpt_path last: there is no last.ckpt below {places}; run fit first, or set "
+                "trainer.default_root_dir to the folder of its runs"
             )
-        rank_zero_info(f"--ckpt_path last is {found[-1]}.")
-        return str(found[-1])
-    if not Path(asked).exists():
-        raise ValueError(f"--ckpt_path {asked}: no such checkpoint ({Path(asked).resolve()})")
-    return asked
+        newest = max(found, key=lambda path: path.stat().st_mtime)
+        rank_zero_info(f"--ckpt_path last is {newest}.")
+        return str(newest)
+    path = Path(expand_path(asked, "--ckpt_path"))
+    if not path.exists():
+        raise ValueError(f"--ckpt_path {asked}: there is no checkpoint {path.resolve()}")
+    return str(path)
+
+
+def _saved_settings(path: str) -> dict[str, object]:
+    """The model settings of a checkpoint (of sharded ones: a folder) by their keys."""
+    file = Path(path, "meta.pt") if Path(path).is_dir() else Path(path)
+    try:
+        saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+        settings = saved["hyper_parameters"]
+    except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"--ckpt_path {path}: no checkpoint of NumberAwareLM could be read from {file}: {error}"
+        ) from error
+    return {
+        f"model.{key}": tuple(value) if isinstance(value, list) else value
+        for key, value in settings.items()
+        if not key.startswith("_")
+    }
+
+
+def _dumped(parser: LightningArgumentParser, config: Namespace, model: Namespace) -> object:
+    """Model settings as plain values, the way configuration files and checkpoints hold them."""
+    config = config.clone()
+    config[config.subcommand].model = model
+    dumped = yaml.safe_load(parser.dump(config, skip_none=False, format="yaml"))
+    return dumped[config.subcommand]["model"]
+
+
+def _differences(key: str, saved: object, asked: object) -> Iterator[str]:
+    """The innermost settings that differ, with both values."""
+    if isinstance(saved, dict) and isinstance(asked, dict):
+        names = [name for name in {**saved, **asked} if name != "class_path"]
+        if not _same_class(saved.get("class_path", ""), asked.get("class_path", "")):
+            names = ["class_path"]  # Another class has other arguments.
+        for name in names:
+            without: object = {} if name == "init_args" else None
+            yield from _differences(
+                f"{key}.{name}", saved.get(name, without), asked.get(name, without)
+            )
+    elif isinstance(saved, list) and isinstance(asked, list) and len(saved) == len(asked):
+        for index, pair in enumerate(zip(saved, asked, strict=True)):
+            yield from _differences(f"{key}[{index}]", *pair)
+    elif saved != asked:
+        shown = json.dumps(saved), json.dumps(asked)
+        yield f"{key} is {shown[0]} in the checkpoint, {shown[1]} was asked for"
 
 
 def inspect_tokenizer(args: Sequence[str]) -> None:
     """The subcommand `inspect-tokenizer`: which tokens are numbers, and how numbers are cut."""
     parser = ArgumentParser(
-        prog="python -m ntl_lightning inspect-tokenizer",
+        prog=f"python -m ntl_lightning {_INSPECT}",
+        exit_on_error=False,
         description="Show how a tokenizer cuts numbers and which tokens the number losses see.",
     )
     parser.add_argument("--tokenizer", type=str, required=True, help="hub name or local folder")
@@ -230,12 +378,32 @@ def main(args: Sequence[str] | None = None) -> None:
     # lightning 2.6 asks torch for a name that torch 2.13 calls deprecated; users cannot mend it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     try:
-        if given[:1] == ["inspect-tokenizer"]:
+        if given[:1] == [_INSPECT]:
             inspect_tokenizer(given[1:])
         else:
+            _check_command(given)
             NumberCLI(None if args is None else given)
-    except (ValueError, TypeError, OSError) as error:
+    except (ArgumentError, MisconfigurationException, ValueError, TypeError, OSError) as error:
         if os.environ.get("NTL_DEBUG"):
             raise
-        print(f"error: {error}\n(set NTL_DEBUG=1 for the traceback)", file=sys.stderr)
+        print(f"error: {_in_one_line(error)}\n(set NTL_DEBUG=1 for the traceback)", file=sys.stderr)
         sys.exit(1)
+
+
+def _check_command(given: Sequence[str]) -> None:
+    commands = [*LightningCLI.subcommands(), _INSPECT]
+    if not given or (not given[0].startswith("-") and given[0] not in commands):
+        found = f"{given[0]!r} is no command" if given else "there is no command"
+        raise ValueError(f"{found}; choose one of {', '.join(commands)}")
+
+
+def _in_one_line(error: Exception) -> str:
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    if any(line.startswith("- Problem with") for line in lines):
+        # The other way to give a value, by the path of a file, was not meant.
+        lines = [line for line in lines if not line.startswith("- Expected a path but")]
+    if any("Expected a <class 'str'>" in line for line in lines):
+        lines.append(
+            "(YAML reads 123, 1e5, 2024-01-01 and no as other things: put them in quotes.)"
+        )
+    return " ".join(filter(None, lines))
