@@ -170,7 +170,7 @@ class NumberDataModule(LightningDataModule):
             stage: `fit`, `validate`, `test` or `predict`.
         """
         if stage == "fit":
-            # What a checkpoint holds is loaded after this.
+            # The state of a checkpoint comes after this; that of an earlier run does not count.
             self._train_loader = self._train_state = None
             self._set_up("train", self.train_sources)
             if self.val_sources:
@@ -331,11 +331,9 @@ class NumberDataModule(LightningDataModule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let `fit` go on where the checkpoint's run was."""
-        if "train" not in state or self.trainer is None or self.trainer.state.fn != "fit":
-            return
         if self._train_loader is None:
-            self._train_state = state["train"]
-        else:
+            self._train_state = state.get("train")
+        elif "train" in state:
             # Strategies that shard load checkpoints only after the loader is made.
             self._train_loader.load_state_dict(state["train"])
 

@@ -251,6 +251,22 @@ def test_a_checkpoint_that_is_tested_does_not_move_the_next_fit(tmp_path):
     assert watch.batches == whole.batches
 
 
+def test_a_state_that_comes_after_the_loader_is_loaded_too(tmp_path):
+    """As strategies that shard do."""
+    _, _, whole = run(tmp_path, max_epochs=1)
+    data = data_module()
+    data.trainer = trainer_for(tmp_path)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    data.load_state_dict({})
+    assert [batch["input_ids"].tolist() for batch in loader] == whole.batches
+    data.setup("fit")
+    loader = data.train_dataloader()
+    inner = {"epoch": 0, "num_read": 5, "length": 7}
+    data.load_state_dict({"train": {"position": 5, "num_skipped": 0, "loader": inner}})
+    assert [batch["input_ids"].tolist() for batch in loader] == whole.batches[5:]
+
+
 def test_a_second_fit_begins_anew(tmp_path):
     data, seen = data_module(), []
     for _ in range(2):

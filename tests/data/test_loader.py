@@ -144,6 +144,7 @@ def test_grouping_by_length_saves_padding_on_gsm8k_and_stays_random(assets):
     # Which lengths come when says nothing, and who shares a batch changes from epoch to epoch.
     means = [np.mean([lengths[i] for i in batch]) for batch in grouped]
     assert stats.spearmanr(means, range(len(means))).pvalue > 0.001
+    assert stats.spearmanr(means[1:], means[:-1]).pvalue > 0.001
 
     def neighbours(batches):
         return {pair for batch in batches for pair in itertools.combinations(sorted(batch), 2)}
@@ -502,6 +503,14 @@ def test_a_finished_epoch_of_a_loader_without_state_needs_no_warning():
     first = step_totals(batches_of([1, 2, 4]), 2, num_batches=3)
     list(itertools.islice(first, 3))
     resumed = step_totals(batches_of([1, 2, 4]), 2, num_batches=3)
+    resumed.load_state_dict(first.state_dict())
+    assert [b["step_totals"]["tokens"] for b in resumed] == [3, 3, 4]
+
+
+def test_after_an_epoch_of_unknown_length_the_next_begins_with_a_whole_window():
+    first = step_totals(Stateful(batches_of([1, 2, 4])), 2)
+    list(first)
+    resumed = step_totals(Stateful(batches_of([1, 2, 4])), 2)
     resumed.load_state_dict(first.state_dict())
     assert [b["step_totals"]["tokens"] for b in resumed] == [3, 3, 4]
 
