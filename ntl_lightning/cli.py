@@ -26,8 +26,13 @@ from lightning.pytorch.cli import (
 )
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from ntl_lightning.callbacks import AnswerPlots, MetricsReport, MonitorCheck, PredictionFile
-from ntl_lightning.callbacks.checkpoint import LastCheckpoint
+from ntl_lightning.callbacks import (
+    AnswerPlots,
+    LastCheckpoint,
+    MetricsReport,
+    MonitorCheck,
+    PredictionFile,
+)
 from ntl_lightning.callbacks.files import is_trial_run, keep_previous, run_folder
 from ntl_lightning.data import NumberDataModule
 from ntl_lightning.module import NumberAwareLM
