@@ -65,7 +65,9 @@ class NumberDataModule(LightningDataModule):
         batch_size: Examples per batch and process in training.
         eval_batch_size: The same in evaluation; null takes `batch_size`. Where it is set, a
             BatchSizeFinder for evaluation needs `batch_arg_name: eval_batch_size`.
-        group_by_length: Put examples of similar length into a batch, which saves padding.
+        group_by_length: Put training examples of similar length into a batch, which saves padding
+            where lengths differ much. Off by default: where the length tells the kind of problem,
+            as in arithmetic, every batch holds one kind, and training suffers badly.
         num_workers: Processes that collate batches; 0 does it in the main process.
         seed: Decides the order of the training examples, with the epoch; not negative.
         max_prompt_tokens: Refuse longer prompts; null takes any.
@@ -87,7 +89,7 @@ class NumberDataModule(LightningDataModule):
         predict: Sequence[Source] = (),
         batch_size: int = 32,
         eval_batch_size: int | None = None,
-        group_by_length: bool = True,
+        group_by_length: bool = False,
         num_workers: int = 0,
         seed: int = 0,
         max_prompt_tokens: int | None = None,
@@ -349,7 +351,7 @@ class NumberDataModule(LightningDataModule):
             table,
             self.eval_batch_size or self.batch_size,
             shuffle=False,
-            group_by_length=self.group_by_length and not in_order,
+            group_by_length=not in_order,
         )
         return BatchLoader(
             table, order, self._collator(for_evaluation=True), num_workers=self.num_workers
