@@ -208,18 +208,7 @@ def test_the_end_token_is_learned_also_where_it_is_the_padding(assets):
 
 def test_a_seq2seq_batch_is_padded_on_the_right_and_labels_with_the_ignored_index():
     collate = Collator("seq2seq", 0, for_evaluation=True)
-    batch = collate(
-        [
-            {
-                "prompt_ids": [7, 8, 9],
-                "target_ids": [5, 1],
-                "prompt": "p",
-                "target": "5",
-                "index": 4,
-            },
-            {"prompt_ids": [7], "target_ids": [5, 6, 1], "prompt": "q", "target": "56", "index": 2},
-        ]
-    )
+    batch = collate([row([7, 8, 9], [5, 1], 4), row([7], [5, 6, 1], 2)])
     assert batch["input_ids"].tolist() == [[7, 8, 9], [7, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["labels"].tolist() == [[5, 1, -100], [5, 6, 1]]
@@ -234,18 +223,7 @@ def test_a_seq2seq_batch_is_padded_on_the_right_and_labels_with_the_ignored_inde
 
 def test_causal_prompts_for_generation_are_padded_on_the_left():
     collate = Collator("causal", 0, for_evaluation=True)
-    batch = collate(
-        [
-            {
-                "prompt_ids": [7, 8, 9],
-                "target_ids": [5, 1],
-                "prompt": "p",
-                "target": "5",
-                "index": 0,
-            },
-            {"prompt_ids": [7], "target_ids": [6, 1], "prompt": "q", "target": "6", "index": 1},
-        ]
-    )
+    batch = collate([row([7, 8, 9], [5, 1], 0), row([7], [6, 1], 1)])
     assert batch["prompt_input_ids"].tolist() == [[7, 8, 9], [0, 0, 7]]
     assert batch["prompt_attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
     assert batch["input_ids"].tolist() == [[7, 8, 9, 5, 1], [7, 6, 1, 0, 0]]

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
 )
 from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader
 
 from ntl_lightning import NumberAwareLM
 from ntl_lightning.data import (
@@ -282,6 +283,14 @@ def test_loaders_that_are_made_anew_every_epoch_do_not_repeat_its_order(tmp_path
     assert anew.batches == once.batches
 
 
+def test_loaders_that_are_made_anew_go_on_from_a_checkpoint_once(tmp_path):
+    save = Save()
+    _, _, whole = run(tmp_path, save, max_epochs=3)
+    settings = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    _, _, rest = run(tmp_path, checkpoint=dict(save.checkpoints)[4], **settings)
+    assert rest.batches == whole.batches[4:]
+
+
 def test_state_without_a_run():
     data = data_module()
     assert data.state_dict() == {}
@@ -381,6 +390,8 @@ def test_two_processes_validate_every_sample_once(tmp_path, free_port):
     seen = [(index, int(target)) for rank in ranks for index, target in rank["seen"]]
     assert sorted(seen) == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 10)]
     assert fmean(value for _, value in seen) == 2.0
+    # The first batches are split in two and two; of the last, one rank has a filler.
+    assert sorted(len(rank["seen"]) for rank in ranks) == [2, 3]
     assert [rank["num_samples"] for rank in ranks] == [5, 5]
 
 
@@ -668,6 +679,39 @@ def test_without_a_trainer_there_are_plain_batches():
     assert "step_totals" not in batches[0]
     labels = torch.cat([batch["labels"].flatten() for batch in batches])
     assert int((labels != -100).sum()) == data.label_coverage.tokens
+
+
+def test_training_batches_hold_similar_lengths_if_asked_to():
+    texts = ["1" * (1 + i % 10) for i in range(200)]
+
+    def lengths_per_batch(group_by_length):
+        data = data_module(
+            train=[targets(*texts)], val=[], batch_size=5, group_by_length=group_by_length
+        )
+        data.setup("fit")
+        batches = list(data.train_dataloader())
+        rows = [(batch["labels"] != -100).sum(1) for batch in batches]
+        return sum(len(set(row.tolist())) for row in rows) / len(rows)
+
+    # Five at random out of ten lengths are 4.1 different ones; the prompts differ by two.
+    assert lengths_per_batch(False) > 3.5
+    assert lengths_per_batch(True) < 3
+
+
+def test_all_loaders_have_the_workers_asked_for(monkeypatch):
+    asked = []
+
+    def recorded(*args, num_workers, **settings):
+        asked.append(num_workers)
+        return DataLoader(*args, **settings)
+
+    monkeypatch.setattr("ntl_lightning.data.loader.DataLoader", recorded)
+    data = data_module(num_workers=3, test={"far": [sums(3, "test")]})
+    data.setup("fit")
+    data.setup("test")
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()["far"]):
+        next(iter(loader))
+    assert asked == [3, 3, 3]
 
 
 def test_the_seed_decides_the_order():
