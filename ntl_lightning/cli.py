@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import sys
 import warnings
 from argparse import ArgumentError
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 import yaml  # type: ignore[import-untyped, unused-ignore]
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import (
@@ -43,6 +44,7 @@ from ntl_lightning.paths import expand_path
 __all__ = ["EarlierCheckpoints", "NumberCLI", "RunConfig", "inspect_tokenizer", "main"]
 
 _INSPECT = "inspect-tokenizer"
+_APPEND = re.compile(r"--([\w.]+)\+(?:=|$)")
 _LINKED = ("tokenizer", "number_tokens", "largest_number_token")
 
 
@@ -74,13 +76,14 @@ class EarlierCheckpoints(Callback):
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rename what this run would overwrite, unless it goes on with it."""
-        if trainer.ckpt_path is not None or is_trial_run(trainer) or not trainer.is_global_zero:
+        """Rename what this run would overwrite, unless it goes on with that."""
+        if is_trial_run(trainer) or not trainer.is_global_zero:
             return
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
                 path = Path(callback.dirpath, f"{callback.filename}.ckpt")
-                if kept := keep_previous(path):
+                goes_on = trainer.ckpt_path and path.exists() and path.samefile(trainer.ckpt_path)
+                if not goes_on and (kept := keep_previous(path)):
                     rank_zero_info(f"The {path} of an earlier run is now {kept}.")
 
 
@@ -160,14 +163,23 @@ class NumberCLI(LightningCLI):
             self._read_checkpoint(early[early.subcommand])
         saved = self._command_parsers[0].get_defaults()
         early = parser.parse_args(_without(("--print_config",), given))
-        for name, value in vars(early[early.subcommand].model).items():
+        command = early.subcommand
+        for name, value in vars(early[command].model).items():
             class_path = value.get("class_path") if isinstance(value, Namespace) else None
             if class_path is not None and not _same_class(class_path, saved.model[name].class_path):
                 self._set_defaults({f"model.{name}": {"class_path": class_path}})
+        appended = {match[1] for arg in given if (match := _APPEND.match(arg))}
+        for file in [*(early.get("config") or []), *(early[command].get("config") or [])]:
+            content = yaml.safe_load(file.get_content()) if file is not None else None
+            if isinstance(content, dict):
+                content = content.get(command, content)
+                _refuse_linked_keys(content, str(file))
+                appended.update(_appended_keys(content))
+        for key in appended:
+            if isinstance(saved.get(key), tuple):
+                self._set_defaults({key: list(saved[key])})
         super().parse_arguments(parser, args)
-        config = self.config[self.config.subcommand]
-        for file in [*(self.config.get("config") or []), *(config.get("config") or [])]:
-            _refuse_linked_keys(file, self.config.subcommand)
+        config = self.config[command]
         if self._checkpoint is not None:
             config.ckpt_path = None  # So that LightningCLI leaves the model settings alone.
             pair = [_dumped(parser, self.config, model) for model in (saved.model, config.model)]
@@ -230,7 +242,8 @@ def _write_out_lists(parser: LightningArgumentParser) -> None:
             singles = ArgumentParser()
             for index, item in enumerate(default):
                 singles.add_argument(f"--item{index}", type=type(item), default=item)
-            # As a tuple, it lends no arguments to the items of a list that is asked for.
+            # As a tuple, it lends no arguments to the items of a list that is asked for; where
+            # that list is to be added to it, `parse_arguments` makes it a list.
             parser.set_defaults({key: tuple(singles.get_defaults().as_dict().values())})
 
 
@@ -239,18 +252,24 @@ def _same_class(one: str, other: str) -> bool:
     return locate(one) is locate(other)
 
 
-def _refuse_linked_keys(file: Any, command: str) -> None:
-    """Jsonargparse refuses linked keys among the options, but overlooks them in files."""
-    content = yaml.safe_load(file.get_content()) if file is not None else None
-    if not isinstance(content, dict):
-        return
-    data = content.get(command, content).get("data")
+def _refuse_linked_keys(content: dict[str, Any], file: str) -> None:
+    """The linked keys that jsonargparse refuses among the options, but overlooks in files."""
+    data = content.get("data")
     for name in (*_LINKED, "architecture"):
         if isinstance(data, dict) and name in data:
             source = "is known from model.backbone; leave it out"
             if name in _LINKED:
                 source = f"is set through model.{name}; write it there"
             raise ValueError(f"{file}: data.{name} {source}")
+
+
+def _appended_keys(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The lists that a file adds to rather than replaces: `loss_terms+: [...]`."""
+    for key, value in content.items():
+        if str(key).endswith("+"):
+            yield f"{prefix}{key}"[:-1]
+        elif isinstance(value, dict):
+            yield from _appended_keys(value, f"{prefix}{key}.")
 
 
 def _without(options: tuple[str, ...], args: Sequence[str]) -> list[str]:
@@ -380,6 +399,9 @@ def main(args: Sequence[str] | None = None) -> None:
         args: The command and its options; None takes those of the command line.
     """
     given = sys.argv[1:] if args is None else list(args)
+    # The help shows what is written below each field; reading that takes seconds.
+    wants_help = any(arg == "-h" or arg.partition("=")[0].endswith("help") for arg in given)
+    set_parsing_settings(docstring_parse_attribute_docstrings=wants_help)
     # lightning 2.6 asks torch for a name that torch 2.13 calls deprecated; users cannot mend it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     try:

@@ -27,7 +27,7 @@ from ntl_lightning.backbones import FromConfig
 from ntl_lightning.callbacks.checkpoint import LastCheckpoint
 from ntl_lightning.cli import NumberCLI, main
 from ntl_lightning.data import Arithmetic
-from ntl_lightning.losses import CrossEntropy, LossTerm, Wasserstein
+from ntl_lightning.losses import CrossEntropy, ExpectedValue, LossTerm, Wasserstein
 from ntl_lightning.losses.token_statistics import TokenStatistics
 from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
 from ntl_lightning.optimization import Adafactor, AdamW, ConstantLR
@@ -128,6 +128,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         patch.setattr(sys, "argv", ["ntl_lightning"])
         main(["fit", "--config", str(path)])
     return Trained(path, root / "runs/lightning_logs/version_0", "")
+
+
+class Instantiated(NumberCLI):
+    """Builds everything and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
 
 
 @pytest.fixture
@@ -468,10 +475,6 @@ def test_weights_that_do_not_fit_what_was_asked_for(
 def test_linked_settings_reach_the_data(
     trained: Trained, tmp_path: Path, option: str, value: str
 ) -> None:
-    class Instantiated(NumberCLI):
-        def _run_subcommand(self, subcommand: str) -> None:
-            """Build everything, run nothing."""
-
     for command, more in (("fit", []), ("test", ["--ckpt_path", trained.checkpoint])):
         arguments = [command, "-c", str(config(tmp_path)), *more, f"--model.{option}={value}"]
         cli = Instantiated(arguments)
@@ -527,6 +530,24 @@ def test_classes_do_not_inherit_arguments_of_the_default_class(tmp_path: Path) -
     assert cli.model.optimizer_spec == Adafactor()
     assert cli.model.lr_schedule == ConstantLR()
     assert cli.model.objective.terms == (Wasserstein(), CrossEntropy())
+
+
+@pytest.mark.filterwarnings("ignore:test without --ckpt_path")
+@pytest.mark.parametrize("way", ["option", "file"])
+@pytest.mark.parametrize("start", ["defaults", "checkpoint"])
+def test_lists_can_be_added_to(trained: Trained, tmp_path: Path, way: str, start: str) -> None:
+    (tmp_path / "more.yaml").write_text("model: {loss_terms+: [{class_path: ExpectedValue}]}")
+    ways = {
+        "option": ["--model.loss_terms+=ExpectedValue"],
+        "file": ["-c", str(tmp_path / "more.yaml")],
+    }
+    options = [*ways[way], f"--trainer.default_root_dir={tmp_path}", "--trainer.fast_dev_run=1"]
+    expected: tuple[LossTerm, ...] = (CrossEntropy(), Wasserstein(), ExpectedValue())
+    if start == "checkpoint":
+        options += ["--ckpt_path", trained.checkpoint]
+        expected = (CrossEntropy(), Wasserstein(weight=0.7, largest_distance=9.0), ExpectedValue())
+    cli = Instantiated(["test", *options])
+    assert cli.model.objective.terms == expected
 
 
 def test_a_printed_configuration_knows_the_checkpoint(
@@ -587,6 +608,20 @@ def test_going_on_in_the_same_folder_keeps_one_checkpoint(tmp_path: Path) -> Non
     main(["fit", "-c", path, "--trainer.logger=false", "--trainer.max_steps=4", "--ckpt_path=last"])
     (checkpoint,) = tmp_path.rglob("*.ckpt")
     assert torch.load(checkpoint, weights_only=True)["global_step"] == 4
+
+
+def test_going_on_from_elsewhere_keeps_what_is_in_the_folder(
+    trained: Trained, tmp_path: Path
+) -> None:
+    path = str(config(tmp_path))
+    main(["fit", "-c", path, "--trainer.logger=false"])
+    checkpoint = ["--ckpt_path", trained.checkpoint, "--trainer.max_steps=4"]
+    main(["fit", "-c", path, "--trainer.logger=false", *checkpoint])
+    steps = {
+        file.name: torch.load(file, weights_only=True)["global_step"]
+        for file in tmp_path.rglob("*.ckpt")
+    }
+    assert steps == {"last.1.ckpt": 2, "last.ckpt": 4}
 
 
 def test_a_second_run_has_a_folder_of_its_own(trained: Trained, tmp_path: Path) -> None:
@@ -1093,6 +1128,20 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("fit", "validate", "test", "predict", "inspect-tokenizer"):
         assert command in printed
     assert printed.startswith("usage: python -m ntl_lightning ")
+
+
+@pytest.mark.parametrize("argument", ["--model.loss_terms.help=Wasserstein", "--help"])
+def test_help_shows_what_is_written_below_each_field(
+    capsys: pytest.CaptureFixture[str], argument: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", argument])
+    assert stop.value.code == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert {
+        "--help": "Beams of a beam search; 1 is greedy.",
+        "--model.loss_terms.help=Wasserstein": "Distances are scaled so that the largest one",
+    }[argument] in words
 
 
 # inspect-tokenizer
