@@ -23,8 +23,11 @@ IGNORE_INDEX = -100
 """Label of positions that are no target, as in PyTorch and transformers."""
 
 # Rows worked on at a time where a float32 copy of low-precision logits is needed: large enough to
-# keep the cores busy, small enough (64 rows of 150k are 38 MB) not to matter as memory.
-_ROWS_PER_CHUNK = 64
+# keep the cores busy, small enough (32 rows of 150k are 19 MB) not to matter as memory.
+_ROWS_PER_CHUNK = 32
+
+# Cross entropy up to which the label's probability holds all its digits in float32 (1e-30).
+_UNDERFLOW = 69.0
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,14 @@ class TokenStatistics:
         Args:
             positions: (n,) int64 indices into the N positions.
         """
+        # On a CPU `index_select` and its backward are several times faster than indexing.
         return replace(
             self,
-            cross_entropy=self.cross_entropy[positions],
-            log_partition=self.log_partition[positions],
-            number_logits=self.number_logits[positions],
-            label_ids=self.label_ids[positions],
-            label_values=self.label_values[positions],
+            cross_entropy=self.cross_entropy.index_select(0, positions),
+            log_partition=self.log_partition.index_select(0, positions),
+            number_logits=self.number_logits.index_select(0, positions),
+            label_ids=self.label_ids.index_select(0, positions),
+            label_values=self.label_values.index_select(0, positions),
         )
 
 
@@ -137,13 +141,17 @@ def token_statistics(
         )
     # Copying the kept rows out pays only where most rows have no label.
     selected = kept if 2 * len(kept) < len(rows) else None
+    ignored = None
+    if selected is None and len(kept) < len(rows):
+        ignored = (row_labels == IGNORE_INDEX).nonzero().squeeze(-1)
     with torch.autocast(logits.device.type, enabled=False):
         cross_entropy, log_partition, number_logits = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
-            rows, row_labels, selected, number_ids, overwrite_logits
+            rows, row_labels, selected, ignored, number_ids, overwrite_logits
         )
-    if selected is None and len(kept) < len(rows):
-        cross_entropy, log_partition = cross_entropy[kept], log_partition[kept]
-        number_logits = number_logits[kept]
+    if ignored is not None:
+        cross_entropy = cross_entropy.index_select(0, kept)
+        log_partition = log_partition.index_select(0, kept)
+        number_logits = number_logits.index_select(0, kept)
     values = value_table.to(number_logits.dtype)
     return TokenStatistics(
         cross_entropy=cross_entropy,
@@ -159,7 +167,8 @@ class _TokenStatistics(torch.autograd.Function):
     """Forward and backward over the rows; see `token_statistics`.
 
     With p the softmax, the gradient for incoming g_ce, g_lse (rows,) and g_z (rows, K) is
-    p * (g_ce + g_lse) - onehot(label) * g_ce, plus g_z in the number columns.
+    p * (g_ce + g_lse) - onehot(label) * g_ce, plus g_z in the number columns. The results of the
+    `ignored` rows mean nothing, and their gradient is zero whatever comes in.
     """
 
     @staticmethod
@@ -168,37 +177,48 @@ class _TokenStatistics(torch.autograd.Function):
         logits: Tensor,
         labels: Tensor,
         selected: Tensor | None,
+        ignored: Tensor | None,
         number_ids: Tensor,
         overwrite_logits: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        scores = logits if selected is None else logits[selected]
-        labels = labels if selected is None else labels[selected]
-        is_label = labels != IGNORE_INDEX
-        label_columns = labels.clamp(min=0).unsqueeze(-1)
+        ctx.set_materialize_grads(False)
+        scores = logits if selected is None else logits.index_select(0, selected)
+        labels = labels if selected is None else labels.index_select(0, selected)
+        if ignored is not None:
+            labels = labels.index_fill(0, ignored, 0)
         compute_dtype = torch.promote_types(logits.dtype, torch.float32)
-        number_logits = scores[:, number_ids].to(compute_dtype)
-        label_logits = scores.gather(-1, label_columns).squeeze(-1).to(compute_dtype)
+        number_logits = scores.index_select(1, number_ids).to(compute_dtype)
+        label_logits = _at_labels(scores, labels).to(compute_dtype)
 
         probabilities = None
         if ctx.needs_input_grad[0] and scores.dtype == compute_dtype:
-            largest = scores.amax(-1)
             reuse = overwrite_logits or selected is not None
+            # The softmax takes the place of the scores, which are asked for again in rare rows.
+            largest = scores.detach().amax(-1) if reuse else None
             probabilities = scores.detach() if reuse else torch.empty_like(scores)
             torch.softmax(scores.detach(), -1, out=probabilities)
-            # The largest probability is at least 1/V, so its logarithm is exact to rounding; the
-            # label's may have underflowed.
-            log_sum = -probabilities.amax(-1).log()
+            cross_entropy, log_partition = _from_probabilities(
+                probabilities, labels, label_logits, scores.detach(), largest
+            )
         else:
-            largest, log_sum = _largest_and_log_sum(scores.detach(), compute_dtype)
-        cross_entropy = torch.where(is_label, log_sum + (largest - label_logits), 0.0)
-        log_partition = largest + log_sum
+            cross_entropy = torch.empty_like(label_logits)
+            log_partition = torch.empty_like(label_logits)
+            parts = scores.new_empty(_ROWS_PER_CHUNK, scores.shape[-1], dtype=compute_dtype)
+            for start in range(0, len(scores), _ROWS_PER_CHUNK):
+                chunk = slice(start, start + _ROWS_PER_CHUNK)
+                chunk_scores = scores[chunk].detach()
+                part = parts[: len(chunk_scores)].copy_(chunk_scores)
+                torch.softmax(part, -1, out=part)
+                cross_entropy[chunk], log_partition[chunk] = _from_probabilities(
+                    part, labels[chunk], label_logits[chunk], chunk_scores, None
+                )
 
         if ctx.needs_input_grad[0]:
             ctx.selected = selected
-            ctx.is_label = is_label
-            ctx.label_columns = label_columns
+            ctx.ignored = ignored
+            ctx.labels = labels
             ctx.number_ids = number_ids
-            ctx.results = (cross_entropy.detach(), log_partition.detach(), number_logits.detach())
+            ctx.log_partition = log_partition.detach()
             ctx.probabilities = probabilities
             if overwrite_logits:
                 # Not through save_for_backward, which would object to our own writing.
@@ -212,8 +232,11 @@ class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_cross_entropy: Tensor, grad_log_partition: Tensor, grad_numbers: Tensor
-    ) -> tuple[Tensor, None, None, None, None]:
+        ctx: Any,
+        grad_cross_entropy: Tensor | None,
+        grad_log_partition: Tensor | None,
+        grad_numbers: Tensor | None,
+    ) -> tuple[Tensor, None, None, None, None, None]:
         if ctx.used and ctx.overwrite_logits:
             raise RuntimeError(
                 "a second backward pass with overwrite_logits=True: the first one has written the "
@@ -221,56 +244,78 @@ class _TokenStatistics(torch.autograd.Function):
             )
         ctx.used = True
         logits = ctx.logits if ctx.overwrite_logits else ctx.saved_tensors[0]
-        cross_entropy, log_partition, number_logits = ctx.results
-        grad_cross_entropy = torch.where(ctx.is_label, grad_cross_entropy, 0.0)
-        scale = grad_cross_entropy + grad_log_partition
+        log_partition = ctx.log_partition
+        scale = torch.zeros_like(log_partition)
+        for incoming in (grad_cross_entropy, grad_log_partition):
+            scale = scale if incoming is None else scale + incoming
+
+        def add_at_single_tokens(part: Tensor, chunk: slice) -> None:
+            if grad_numbers is not None:
+                part.index_add_(1, ctx.number_ids, grad_numbers[chunk])
+            if grad_cross_entropy is not None:
+                rows = torch.arange(len(part), device=part.device)
+                labels = ctx.labels[chunk]
+                part[rows, labels] = part[rows, labels] - grad_cross_entropy[chunk]
 
         if ctx.probabilities is not None:
             grad = ctx.probabilities.mul_(scale.unsqueeze(-1))
             ctx.probabilities = None
+            add_at_single_tokens(grad, slice(None))
         else:
-            scores = logits if ctx.selected is None else logits[ctx.selected]
+            scores = logits if ctx.selected is None else logits.index_select(0, ctx.selected)
             reuse = ctx.overwrite_logits or ctx.selected is not None
             grad = scores if reuse else torch.empty_like(scores)
+            parts = scores.new_empty(_ROWS_PER_CHUNK, scores.shape[-1], dtype=log_partition.dtype)
             for start in range(0, len(grad), _ROWS_PER_CHUNK):
                 chunk = slice(start, start + _ROWS_PER_CHUNK)
-                part = scores[chunk].to(log_partition.dtype, copy=True)
+                part = parts[: len(scores[chunk])].copy_(scores[chunk])
                 part.sub_(log_partition[chunk, None]).exp_().mul_(scale[chunk, None])
+                # Before the rounding: the gradient of a confident row is a small difference.
+                add_at_single_tokens(part, chunk)
                 grad[chunk] = part
-        # The number and label columns are written afresh rather than added to: in low precision a
-        # difference of rounded parts would lose the small gradient of a confident row.
-        numbers = (number_logits - log_partition.unsqueeze(-1)).exp() * scale.unsqueeze(-1)
-        numbers += grad_numbers
-        grad[:, ctx.number_ids] = numbers.to(grad.dtype)
-        at_label = (-cross_entropy).exp() * scale - grad_cross_entropy
-        column_of_label = ctx.number_ids.new_full((logits.shape[-1],), -1)
-        column_of_label[ctx.number_ids] = torch.arange(
-            len(ctx.number_ids), device=ctx.number_ids.device
-        )
-        number_column = column_of_label[ctx.label_columns.squeeze(-1)]
-        if len(ctx.number_ids):
-            from_number = grad_numbers.gather(-1, number_column.clamp(min=0).unsqueeze(-1))
-            at_label = at_label + torch.where(number_column >= 0, from_number.squeeze(-1), 0.0)
-        grad.scatter_(-1, ctx.label_columns, at_label.unsqueeze(-1).to(grad.dtype))
-        # Rows without a label have zero gradient even where the softmax is NaN.
-        grad.masked_fill_(~ctx.is_label.unsqueeze(-1), 0.0)
+        if ctx.ignored is not None:
+            # Also where the softmax is NaN.
+            grad.index_fill_(0, ctx.ignored, 0.0)
 
         if ctx.selected is not None:
             whole = logits.zero_() if ctx.overwrite_logits else torch.zeros_like(logits)
             grad = whole.index_copy_(0, ctx.selected, grad)
         if ctx.overwrite_logits:
             ctx.logits = None
-        return grad, None, None, None, None
+        return grad, None, None, None, None, None
 
 
-def _largest_and_log_sum(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Largest logit and log of the sum of exp(logit - largest), both (rows,) and in `dtype`."""
-    largest = torch.empty(len(scores), dtype=dtype, device=scores.device)
-    log_sum = torch.empty_like(largest)
-    for start in range(0, len(scores), _ROWS_PER_CHUNK):
-        chunk = slice(start, start + _ROWS_PER_CHUNK)
-        part = scores[chunk].to(dtype, copy=True)
-        torch.amax(part, -1, out=largest[chunk])
-        part.sub_(largest[chunk, None]).exp_()
-        log_sum[chunk] = part.sum(-1).log_()
-    return largest, log_sum
+def _at_labels(rows: Tensor, labels: Tensor) -> Tensor:
+    """(rows,) the label's column of each row of (rows, V)."""
+    return rows.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def _from_probabilities(
+    probabilities: Tensor,
+    labels: Tensor,
+    label_logits: Tensor,
+    scores: Tensor,
+    largest: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy and log partition, both (rows,), from the softmax of the rows.
+
+    Args:
+        probabilities: (rows, V).
+        labels: (rows,) int64.
+        label_logits: (rows,).
+        scores: (rows, V) the logits; not read if `largest` is given.
+        largest: (rows,) largest logit of each row, or None.
+    """
+    cross_entropy = -_at_labels(probabilities, labels).log()
+    log_partition = label_logits + cross_entropy
+    # A label's probability that has underflowed tells nothing; the largest one, at least 1/V, does.
+    rows = (~(cross_entropy < _UNDERFLOW)).nonzero().squeeze(-1)
+    if len(rows):
+        if largest is None:
+            peak = scores.index_select(0, rows).amax(-1).to(label_logits.dtype)
+        else:
+            peak = largest.index_select(0, rows)
+        log_sum = -probabilities.index_select(0, rows).amax(-1).log()
+        log_partition[rows] = peak + log_sum
+        cross_entropy[rows] = log_sum + (peak - label_logits.index_select(0, rows))
+    return cross_entropy, log_partition

@@ -122,15 +122,23 @@ def test_a_sure_row_has_no_gradient_left_in_bfloat16():
     assert logits.grad.abs().max() < 1e-30
 
 
-def test_huge_and_infinite_logits_give_finite_results():
-    logits = torch.tensor([[1e4, -1e4, 0.0, -math.inf], [0.0, -math.inf, -math.inf, 0.0]])
-    logits.requires_grad_()
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_huge_and_infinite_logits_give_finite_results(overwrite, dtype):
+    """The label's probability underflows in the first row; its cross entropy does not."""
+    leaf = torch.tensor([[1e4, -1e4, 0.0, -math.inf], [0.0, -math.inf, -math.inf, 0.0]])
+    leaf = leaf.to(dtype).requires_grad_()
     ids = torch.tensor([1, 2])
-    statistics = token_statistics(logits, torch.tensor([1, 0]), ids, table_of(ids, 4))
-    assert statistics.cross_entropy.tolist() == pytest.approx([2e4, math.log(2)], rel=1e-6)
+    statistics = token_statistics(
+        leaf * 1, torch.tensor([1, 0]), ids, table_of(ids, 4), overwrite_logits=overwrite
+    )
+    largest = leaf[0, 0].item()  # bfloat16 has no 10000
+    assert statistics.cross_entropy.tolist() == pytest.approx([2 * largest, math.log(2)], rel=1e-6)
+    assert statistics.log_partition.tolist() == pytest.approx([largest, math.log(2)], rel=1e-6)
     statistics.cross_entropy.sum().backward()
-    assert logits.grad.isfinite().all()
-    assert logits.grad[1].tolist() == pytest.approx([-0.5, 0, 0, 0.5])
+    assert leaf.grad.isfinite().all()
+    assert leaf.grad[0].tolist() == pytest.approx([1, -1, 0, 0])
+    assert leaf.grad[1].tolist() == pytest.approx([-0.5, 0, 0, 0.5])
 
 
 @pytest.mark.parametrize("ignored_rows", [[1], [0, 1, 3]])
