@@ -172,6 +172,11 @@ def test_unknown_characters_of_prompts_are_counted():
         encode(pairs, ArithmeticTokenizer().load(), "causal", "data.val")
 
 
+def test_prompts_may_all_hold_unknown_characters():
+    with pytest.warns(UserWarning, match=r"2 of 2 prompts"):
+        encode(examples(("2×3=", "6"), ("2×4=", "8")), ArithmeticTokenizer().load(), "causal", "x")
+
+
 def test_t5_does_not_know_the_minus_sign_of_mathematics(assets):
     tokenizer = PretrainedTokenizer(str(assets / "tokenizers/t5")).load()
     with pytest.warns(UserWarning, match=r"1 of 2 targets .*list:1: '20 \u2212 13 = 7'"):
