@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import (
@@ -30,7 +31,8 @@ FLOAT16_OVERFLOWS = frozenset(
 )
 """Model types whose feed-forward activations leave float16's range (T5 was made for bfloat16)."""
 
-Setting = str | int | float | bool | None | list[str] | list[int] | list[float]
+# Text last: what reads as a number is one.
+Setting = bool | int | float | list[int] | list[float] | list[str] | str | None
 
 
 class Backbone(ABC):
@@ -182,7 +184,10 @@ class FromConfig(Backbone):
                 f"{where}.settings.vocab_size={settings['vocab_size']} is smaller than the "
                 f"tokenizer, which has {len(tokenizer)} tokens; leave it out"
             )
-        return AutoConfig.for_model(self.model_type, **settings)
+        try:
+            return AutoConfig.for_model(self.model_type, **settings)
+        except (StrictDataclassError, ValueError, TypeError) as error:
+            raise ValueError(f"{where}.settings do not fit {self.model_type}: {error}") from error
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """The model with random weights, from torch's global random state.

@@ -18,7 +18,7 @@ import torch
 import yaml  # type: ignore[import-untyped, unused-ignore]
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -41,7 +41,7 @@ from ntl_lightning.numbers import NumberKind, PretrainedTokenizer
 from ntl_lightning.numbers.audit import audit_tokenizer, render_audit
 from ntl_lightning.paths import expand_path
 
-__all__ = ["EarlierCheckpoints", "NumberCLI", "RunConfig", "inspect_tokenizer", "main"]
+__all__ = ["NumberCLI", "RunConfig", "inspect_tokenizer", "main"]
 
 _INSPECT = "inspect-tokenizer"
 _APPEND = re.compile(r"--([\w.]+)\+(?:=|$)")
@@ -69,24 +69,6 @@ class RunConfig(SaveConfigCallback):
         self.parser.save(self.config, str(path), skip_none=False)
 
 
-class EarlierCheckpoints(Callback):
-    """Renames the `last.ckpt` of an earlier run in the same folder, so that a new run keeps it.
-
-    Runs share a folder where `trainer.logger` is false or the logger's version is fixed.
-    """
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rename what this run would overwrite, unless it goes on with that."""
-        if is_trial_run(trainer) or not trainer.is_global_zero:
-            return
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
-                path = Path(callback.dirpath, f"{callback.filename}.ckpt")
-                goes_on = trainer.ckpt_path and path.exists() and path.samefile(trainer.ckpt_path)
-                if not goes_on and (kept := keep_previous(path)):
-                    rank_zero_info(f"The {path} of an earlier run is now {kept}.")
-
-
 class NumberCLI(LightningCLI):
     """LightningCLI for `NumberAwareLM` and `NumberDataModule`.
 
@@ -111,7 +93,7 @@ class NumberCLI(LightningCLI):
                 NumberDataModule,
                 save_config_callback=RunConfig,
                 save_config_kwargs={"save_to_log_dir": False},
-                trainer_defaults={"default_root_dir": "runs", "callbacks": [EarlierCheckpoints()]},
+                trainer_defaults={"default_root_dir": "runs"},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
                 parser_kwargs={

@@ -106,6 +106,12 @@ class NumberAwareLM(LightningModule):
                     f"model.{name} must be a {kind.__name__}, got "
                     f"{type(arguments[name]).__name__}; give the settings, the object is built here"
                 )
+        for term in loss_terms if isinstance(loss_terms, Sequence) else [loss_terms]:
+            if not isinstance(loss_terms, Sequence) or not isinstance(term, LossTerm):
+                raise TypeError(
+                    f"model.loss_terms must be a list of LossTerm, got {type(term).__name__}"
+                    f"{'' if isinstance(loss_terms, Sequence) else ' itself'}"
+                )
         self.save_hyperparameters()
         if "_instantiator" not in self.hparams:
             # Built in Python: keep plain values, so that checkpoints load with weights_only=True.
@@ -269,6 +275,9 @@ class NumberAwareLM(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The configured optimizer; its schedule advances with every optimizer step."""
         optimizer = self.optimizer_spec.build(self.language_model)
+        for group in optimizer.param_groups:
+            # The optimizer's state goes into checkpoints, which hold nothing but plain values.
+            group.update({k: v.item() for k, v in group.items() if isinstance(v, np.generic)})
         steps = self.trainer.estimated_stepping_batches
         num_steps = int(steps) if steps != float("inf") else None
         scheduler = self.lr_schedule.build(optimizer, num_steps)
@@ -483,7 +492,7 @@ def _plain(value: object, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Enum):
-        return _plain(value.value, where)
+        return value.name  # as jsonargparse reads it
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, np.generic):

@@ -8,11 +8,11 @@ __all__ = ["expand_path"]
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
-def expand_path(text: str, where: str) -> str:
+def expand_path(text: str | os.PathLike[str], where: str) -> str:
     """Expand `~`, `$NAME` and `${NAME}` in a path or hub name.
 
     Args:
-        text: What the user wrote, e.g. `${DATA}/train.jsonl`.
+        text: What the user wrote, e.g. `${DATA}/train.jsonl`, or a path object.
         where: The configuration key it was written at; named in the error.
 
     Returns:
@@ -36,4 +36,4 @@ def expand_path(text: str, where: str) -> str:
             )
         return os.environ[name]
 
-    return os.path.expanduser(_VARIABLE.sub(value, text))
+    return os.path.expanduser(_VARIABLE.sub(value, os.fspath(text)))

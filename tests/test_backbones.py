@@ -74,6 +74,7 @@ def test_named_ids_and_widths_win_over_the_tokenizers(tokenizer):
         (FromConfig("lama", {}), r"model\.backbone\.model_type: .* no architecture 'lama'"),
         (FromConfig("t5", {"d_modl": 8}), r"model\.backbone\.settings: t5 has no field d_modl"),
         (FromConfig("t5", {"vocab_size": 50}), r"vocab_size=50 is smaller than the tokenizer"),
+        (FromConfig("llama", {"hidden_size": "x"}), r"settings do not fit llama: .*hidden_size"),
         (FromConfig("bert", {}), r"bert is an encoder that sees the answer"),
         (FromConfig("vit", {}), r"no language model of type 'vit'"),
     ],

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -768,9 +767,6 @@ def test_modules_built_in_python_are_saved_as_plain_values(tmp_path: Path) -> No
     assert cli.model.objective.terms == module.objective.terms
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the optimizer's state keeps numpy numbers", raises=Exception
-)
 def test_numpy_numbers_in_an_optimizer_do_not_reach_the_checkpoint(tmp_path: Path) -> None:
     optimizer = AdamW(lr=np.float64(0.02), weight_decay=np.float32(0.5))
     module = NumberAwareLM(FromConfig("llama", SETTINGS), optimizer=optimizer)
@@ -781,7 +777,6 @@ def test_numpy_numbers_in_an_optimizer_do_not_reach_the_checkpoint(tmp_path: Pat
     assert model_settings(str(tmp_path / "a.ckpt"))["optimizer"]["init_args"]["lr"] == 0.02
 
 
-@pytest.mark.xfail(strict=True, reason="saved by value, but read by name", raises=ArgumentError)
 def test_enum_settings_are_read_back(tmp_path: Path) -> None:
     terms = [Sided(side=Side.BELOW)]
     module = NumberAwareLM(FromConfig("llama", SETTINGS), loss_terms=terms)

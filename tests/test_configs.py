@@ -83,7 +83,6 @@ def test_a_configuration_has_its_sections_in_order_and_names_classes_in_full(pat
     "ignore:AnswerPlots. no answer of",
     "ignore:test without --ckpt_path",
     "ignore:data.* hold characters outside the tokenizer's vocabulary",
-    "ignore:Total length of `list` across ranks is zero",
 )
 def test_a_configuration_runs(
     path: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -32,7 +32,7 @@ OUTSIDE = {
     "losses": {"torch"},
     "data": {"torch", "numpy", "datasets", "pyarrow", "transformers", "lightning"},
     "evaluation": {"torch", "torchmetrics", "transformers"},
-    "backbones": {"torch", "transformers", "lightning"},
+    "backbones": {"torch", "transformers", "lightning", "huggingface_hub"},
     "optimization": {"torch", "transformers"},
     "module": {"torch", "numpy", "transformers", "lightning"},
     "callbacks": {"torch", "numpy", "lightning", "matplotlib", "rich"},

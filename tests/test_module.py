@@ -23,7 +23,6 @@ from ntl_lightning.optimization import AdamW, ConstantLR, LRSchedule, OptimizerS
 # Untrained models say little that can be read as a number.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:NaN, because they are not defined"),
-    pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero"),
     pytest.mark.filterwarnings("ignore:.* are also prompts of data.train"),
 ]
 
@@ -500,8 +499,22 @@ def test_a_batch_made_for_the_other_architecture_is_refused(tmp_path):
 def test_objects_in_place_of_settings_are_refused():
     with pytest.raises(TypeError, match=r"model\.tokenizer must be a Tokenizer, got"):
         NumberAwareLM(tokenizer=ArithmeticTokenizer().load())
-    with pytest.raises(TypeError, match=r"model\.backbone must be a Backbone, got LlamaForCausalLM"):
+    with pytest.raises(
+        TypeError, match=r"model\.backbone must be a Backbone, got LlamaForCausalLM"
+    ):
         NumberAwareLM(backbone=TINY_LLAMA.build(ArithmeticTokenizer().load()))
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        (CrossEntropy(), r"model\.loss_terms must be a list of LossTerm, got CrossEntropy itself"),
+        (["ce"], r"model\.loss_terms must be a list of LossTerm, got str"),
+    ],
+)
+def test_loss_terms_of_the_wrong_kind_are_refused(terms, message):
+    with pytest.raises(TypeError, match=message):
+        NumberAwareLM(backbone=TINY_LLAMA, loss_terms=terms)
 
 
 def test_the_model_is_asked_for_before_it_is_built():

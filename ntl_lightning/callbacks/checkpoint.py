@@ -1,9 +1,13 @@
 """The checkpoint to go on from."""
 
 from datetime import timedelta
+from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
+
+from ntl_lightning.callbacks.files import is_trial_run, keep_previous
 
 __all__ = ["LastCheckpoint"]
 
@@ -13,7 +17,8 @@ class LastCheckpoint(ModelCheckpoint):
 
     Lightning's own checkpoint follows epochs and validations alone: with `max_steps`, the steps
     after the last whole epoch would be lost. Add a `ModelCheckpoint` with a `monitor` to
-    `trainer.callbacks` to keep the best weights beside the last ones.
+    `trainer.callbacks` to keep the best weights beside the last ones. Where runs share a folder
+    (no logger, or a fixed version), the file of an earlier run is renamed, not overwritten.
 
     Args:
         every_n_train_steps: Save after every so many optimizer steps, instead of each epoch.
@@ -33,12 +38,19 @@ class LastCheckpoint(ModelCheckpoint):
             train_time_interval=train_time_interval,
         )
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Rename what this run would overwrite, unless it goes on with that."""
+        if is_trial_run(trainer) or not trainer.is_global_zero or self.dirpath is None:
+            return
+        path = Path(self.dirpath, f"{self.filename}.ckpt")
+        goes_on = trainer.ckpt_path and path.exists() and path.samefile(trainer.ckpt_path)
+        if not goes_on and (kept := keep_previous(path)):
+            rank_zero_info(f"The {path} of an earlier run is now {kept}.")
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the final weights unless they are saved already."""
         super().on_train_end(trainer, pl_module)
-        if trainer.global_step != self._last_global_step_saved and self.dirpath is not None:
-            if trainer.fast_dev_run:  # type: ignore[attr-defined]
-                return
+        if trainer.global_step != self._last_global_step_saved and not is_trial_run(trainer):
             trainer.save_checkpoint(self.format_checkpoint_name({}))
 
     def state_dict(self) -> dict[str, object]:

@@ -1,9 +1,7 @@
 """Finds monitors that will never be logged before the training, not after it."""
 
 import difflib
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -11,19 +9,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from ntl_lightning.callbacks.answers import as_answer_module
-from ntl_lightning.callbacks.files import is_trial_run, keep_previous, run_folder
 
 __all__ = ["MonitorCheck"]
 
 
 class MonitorCheck(Callback):
-    """Checks what checkpoints and early stopping monitor, and keeps the work if nothing did.
+    """Checks what checkpoints, early stopping and schedules monitor.
 
     - Before a fit: each `monitor` must be a name that the module logs.
     - If a `val/...` name is monitored but this fit runs no validation, it warns, and early
-      stopping and schedules wait for the name instead of ending the run with an error.
-    - After a fit in which no `ModelCheckpoint` wrote a file, it saves `last.ckpt`, unless none was
-      wanted: no `ModelCheckpoint`, `save_top_k: 0` without `save_last`, or `fast_dev_run`.
+      stopping and schedules wait for the name instead of ending the run with an error. Checkpoints
+      of the best weights are then not written; `LastCheckpoint` keeps the last ones.
 
     Args:
         extra_names: Names that are logged by other callbacks, and so not known to the module.
@@ -32,7 +28,6 @@ class MonitorCheck(Callback):
     def __init__(self, extra_names: Sequence[str] = ()) -> None:
         super().__init__()
         self.extra_names = tuple(extra_names)
-        self._files_before: dict[str, int | None] = {}
         self._made_lenient: list[EarlyStopping | LRSchedulerConfig] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -55,7 +50,6 @@ class MonitorCheck(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn if what is monitored waits for a validation that will not come."""
-        self._files_before = _checkpoint_files(trainer)
         reason = _why_no_validation(trainer)
         if reason is None:
             return
@@ -63,8 +57,7 @@ class MonitorCheck(Callback):
             if _is_of_validation(name):
                 rank_zero_warn(
                     f"{owner} monitors {name!r}, but this fit runs no validation: {reason}. "
-                    "It will do nothing; if no other checkpoint is written, the last state of the "
-                    "training is saved at its end."
+                    "It will do nothing."
                 )
         self._made_lenient = [
             waiting
@@ -77,43 +70,10 @@ class MonitorCheck(Callback):
             waiting.strict = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last state if no checkpoint of this fit exists."""
+        """Make what had to wait as strict as before."""
         for waiting in self._made_lenient:
             waiting.strict = True
         self._made_lenient = []
-        wanted = [
-            callback
-            for callback in trainer.checkpoint_callbacks
-            if isinstance(callback, ModelCheckpoint) and (callback.save_top_k or callback.save_last)
-        ]
-        if is_trial_run(trainer) or not wanted:
-            return
-        if self._is_saved(trainer):
-            return
-        for callback in wanted:
-            if callback.save_last:
-                # Lightning does this itself, but later. It does not do it twice.
-                callback.on_train_end(trainer, pl_module)
-        if self._is_saved(trainer):
-            return
-        folder = Path(wanted[0].dirpath or run_folder(trainer))
-        path = folder / "last.ckpt"
-        if trainer.is_global_zero:
-            kept = keep_previous(path)
-            if kept is not None:
-                rank_zero_warn(f"MonitorCheck: the {path} of an earlier run is now {kept}.")
-        trainer.strategy.barrier("MonitorCheck: last.ckpt is free")
-        trainer.save_checkpoint(path)
-        rank_zero_warn(
-            f"MonitorCheck: no checkpoint was written in this fit, so its last state was saved to "
-            f"{path}."
-        )
-
-    def _is_saved(self, trainer: Trainer) -> bool:
-        files = _checkpoint_files(trainer)
-        saved = any(self._files_before.get(path) != when for path, when in files.items())
-        # All ranks must agree, or saving waits for ever; not all may see the files.
-        return bool(trainer.strategy.broadcast(saved))
 
 
 def _monitors(trainer: Trainer) -> Iterator[tuple[str, str, set[str]]]:
@@ -148,14 +108,3 @@ def _why_no_validation(trainer: Trainer) -> str | None:
     if trainer.val_dataloaders is not None and sum(trainer.num_val_batches) == 0:
         return "the validation set is empty"
     return None
-
-
-def _checkpoint_files(trainer: Trainer) -> dict[str, int | None]:
-    """The files that checkpoint callbacks hold, and when they were written (ns)."""
-    files: dict[str, int | None] = {}
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint):
-            paths = (callback.best_model_path, callback.last_model_path, *callback.best_k_models)
-            for path in filter(None, paths):
-                files[path] = os.stat(path).st_mtime_ns if os.path.exists(path) else None
-    return files

@@ -119,13 +119,16 @@ class NumberDataModule(LightningDataModule):
         if test is None:
             test = {"test": [_TEST]} if is_built_in else {}
         for name in test:
-            if not name.isidentifier():
+            if not str(name).isidentifier():
                 raise ValueError(
                     f"data.test: {name!r} cannot name a test set; use letters, digits and _, "
                     "and begin with a letter"
                 )
         self.train_sources = train
         self.val_sources = val
+        if not val:
+            # Lightning then sees that there is none, rather than an empty one.
+            self.val_dataloader = None  # type: ignore[assignment, method-assign]
         self.test_sources = test
         self.predict_sources = predict
         self.batch_size = batch_size
@@ -357,9 +360,9 @@ class NumberDataModule(LightningDataModule):
             table, order, self._collator(for_evaluation=True), num_workers=self.num_workers
         )
 
-    def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
+    def val_dataloader(self) -> BatchLoader:
         """The validation set, every example once."""
-        return self._evaluation_loader("val") if "val" in self._tables else []
+        return self._evaluation_loader("val")
 
     def test_dataloader(self) -> dict[str, BatchLoader]:
         """The test sets by name, every example once."""

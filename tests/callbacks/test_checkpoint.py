@@ -103,3 +103,13 @@ def test_it_stands_beside_a_checkpoint_of_the_best_weights(tmp_path):
     best = ModelCheckpoint(monitor="val/loss", filename="best", auto_insert_metric_name=False)
     fit(tmp_path, LastCheckpoint(), best, max_epochs=2)
     assert {path.name for path in tmp_path.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_the_last_checkpoint_of_an_earlier_run_in_the_same_folder_is_kept(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "last.ckpt").write_text("precious")
+    fit(tmp_path, LastCheckpoint(), max_steps=1)
+    assert (folder / "last.1.ckpt").read_text() == "precious"
+    assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 1

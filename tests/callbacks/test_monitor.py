@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from ntl_lightning.callbacks import MonitorCheck
+from ntl_lightning.callbacks import LastCheckpoint, MonitorCheck
 from tests.callbacks.conftest import MakeTrainer
 from tests.callbacks.fake import FakeLM, Sample, loader
 
@@ -97,7 +97,6 @@ def test_names_that_are_logged_pass(tmp_path: Path, make_trainer: MakeTrainer) -
         enable_checkpointing=True,
     )
     trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES))
-    assert not list(tmp_path.rglob("last.ckpt"))
 
 
 def trainer_that_monitors(make_trainer: MakeTrainer, tmp_path: Path, **settings: Any) -> pl.Trainer:
@@ -105,6 +104,7 @@ def trainer_that_monitors(make_trainer: MakeTrainer, tmp_path: Path, **settings:
         MonitorCheck(),
         EarlyStopping(monitor="val/mae"),
         ModelCheckpoint(tmp_path / "best", monitor="val/mae"),
+        LastCheckpoint(),
         **{"enable_checkpointing": True, **settings},
     )
 
@@ -140,8 +140,7 @@ def test_a_fit_without_validation_warns_and_ends_and_its_last_state_is_saved(
     for owner in ("ModelCheckpoint", "EarlyStopping"):
         assert f"{owner} monitors 'val/mae', but this fit runs no validation: {reason}. " in texts
     assert trainer.global_step == settings.get("max_epochs", 3)
-    last = tmp_path / "best" / "last.ckpt"
-    assert f"no checkpoint was written in this fit, so its last state was saved to {last}" in texts
+    (last,) = tmp_path.rglob("*.ckpt")
     assert weights_in(last) == model.weight.item() < 1
 
 
@@ -161,20 +160,8 @@ def test_a_fit_that_ends_by_its_steps_before_the_first_validation_is_saved(
     )
     texts = texts_of_warnings(lambda: trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES)))
     assert "runs no validation" not in texts
-    assert "no checkpoint was written in this fit" in texts
-    assert (tmp_path / "best" / "last.ckpt").exists()
-
-
-def test_save_last_gives_one_last_checkpoint(tmp_path: Path, make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(
-        MonitorCheck(),
-        ModelCheckpoint(tmp_path, monitor="val/mae", save_last=True),
-        enable_checkpointing=True,
-        check_val_every_n_epoch=5,
-    )
-    with pytest.warns(UserWarning, match="runs no validation"):
-        trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES))
-    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    (last,) = tmp_path.rglob("*.ckpt")
+    assert last.name == "last.ckpt"
 
 
 def test_validation_in_the_fifth_epoch_of_five_is_not_warned_of(
@@ -191,53 +178,9 @@ def test_validation_in_the_fifth_epoch_of_five_is_not_warned_of(
     assert [path.name for path in tmp_path.iterdir()] == ["epoch=4-step=5.ckpt"]
 
 
-def test_the_last_checkpoint_of_an_earlier_run_is_kept(
-    tmp_path: Path, make_trainer: MakeTrainer
-) -> None:
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "last.ckpt").write_text("precious")
-    trainer = trainer_that_monitors(make_trainer, tmp_path, check_val_every_n_epoch=5)
-    texts = texts_of_warnings(lambda: trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES)))
-    kept = tmp_path / "best" / "last.1.ckpt"
-    assert f"of an earlier run is now {kept}" in texts
-    assert kept.read_text() == "precious"
-    assert weights_in(tmp_path / "best" / "last.ckpt") < 1
-
-
-def test_a_checkpoint_of_the_run_that_is_resumed_does_not_count(
-    tmp_path: Path, make_trainer: MakeTrainer
-) -> None:
-    first = trainer_that_monitors(make_trainer, tmp_path)
-    first.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES))
-    path = tmp_path / "best" / "epoch=0-step=1.ckpt"
-    second = trainer_that_monitors(make_trainer, tmp_path, max_epochs=3, check_val_every_n_epoch=5)
-    model = FakeLM()
-    texts_of_warnings(lambda: second.fit(model, loader(SAMPLES), loader(SAMPLES), ckpt_path=path))
-    last = weights_in(tmp_path / "best" / "last.ckpt")
-    assert last == model.weight.item() < weights_in(path) < 1
-
-
-def test_two_processes_agree_on_saving(tmp_path: Path, make_trainer: MakeTrainer) -> None:
+def test_two_processes_save_one_last_checkpoint(tmp_path: Path, make_trainer: MakeTrainer) -> None:
     trainer = trainer_that_monitors(
         make_trainer, tmp_path, limit_val_batches=0, devices=2, strategy="ddp_fork"
     )
     texts_of_warnings(lambda: trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES)))
-    assert [path.name for path in (tmp_path / "best").iterdir()] == ["last.ckpt"]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"enable_checkpointing": False},
-        {"enable_checkpointing": True, "checkpoint": {"save_top_k": 0}},
-        {"enable_checkpointing": True, "checkpoint": {"monitor": "val/mae"}, "fast_dev_run": True},
-    ],
-)
-def test_nothing_is_saved_where_nothing_was_wanted(
-    tmp_path: Path, make_trainer: MakeTrainer, settings: dict[str, Any]
-) -> None:
-    checkpoint = settings.pop("checkpoint", None)
-    callbacks = [] if checkpoint is None else [ModelCheckpoint(tmp_path, **checkpoint)]
-    trainer = make_trainer(MonitorCheck(), *callbacks, **settings)
-    trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES))
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["last.ckpt"]
