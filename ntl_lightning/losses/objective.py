@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,11 @@ from ntl_lightning.numbers.vocabulary import NumberVocabulary
 __all__ = ["Objective", "ObjectiveResult"]
 
 
+def average(total: Tensor, count: float) -> Tensor:
+    """The total over the count; 0 where there is nothing to average over."""
+    return total / count if count else torch.zeros_like(total)
+
+
 @dataclass(frozen=True)
 class ObjectiveResult:
     """Value of an objective on one batch."""
@@ -26,7 +32,7 @@ class ObjectiveResult:
     loss: Tensor
     """() the weighted sum of the averaged terms, to call `backward` on."""
     sums: dict[str, Tensor]
-    """Term name -> () detached, unweighted sum over the positions of this batch."""
+    """Term name -> () detached, unweighted sum over the positions the term is evaluated at."""
     counts: dict[Positions, int]
     """`tokens`: label positions of this batch; `numbers`: those whose label is a number token."""
     averages: dict[str, Positions]
@@ -40,7 +46,7 @@ class ObjectiveResult:
     def parts(self) -> dict[str, Tensor]:
         """Term name -> () detached, unweighted average over this batch; 0 without positions."""
         return {
-            name: total / max(self.counts[self.averages[name]], 1)
+            name: average(total, self.counts[self.averages[name]])
             for name, total in self.sums.items()
         }
 
@@ -93,6 +99,12 @@ class Objective(nn.Module):
                 raise ValueError(
                     f"loss_terms: the weight of {term.name} must be 0 or more, got {term.weight}"
                 )
+            for key in ("averaged_over", "evaluated_at"):
+                if getattr(term, key) not in get_args(Positions):
+                    raise ValueError(
+                        f"loss_terms: {key} of {term.name} must be one of "
+                        f"{', '.join(get_args(Positions))}, got {getattr(term, key)!r}"
+                    )
         self.terms = tuple(terms)
         self.register_buffer(
             "number_ids", torch.tensor(vocabulary.token_ids, dtype=torch.long), persistent=False
@@ -150,13 +162,24 @@ class Objective(nn.Module):
             step: Optimizer step, for the weight schedules.
             overwrite_logits: See `token_statistics`.
 
+        All is computed in float32 (float64 for float64 logits), under autocast too.
+
         Returns:
             The loss and its parts. A batch without numbers (or without any label) gives 0 for the
             terms concerned, still connected to the graph, so that `backward` works.
         """
-        statistics = token_statistics(
-            logits, labels, self.number_ids, self.value_table, overwrite_logits=overwrite_logits
-        )
+        with torch.autocast(logits.device.type, enabled=False):
+            statistics = token_statistics(
+                logits, labels, self.number_ids, self.value_table, overwrite_logits=overwrite_logits
+            )
+            return self._from_statistics(statistics, denominators, step)
+
+    def _from_statistics(
+        self,
+        statistics: TokenStatistics,
+        denominators: Mapping[Positions, float] | None,
+        step: int,
+    ) -> ObjectiveResult:
         number_positions = statistics.is_number.nonzero().squeeze(-1)
         counts: dict[Positions, int] = {
             "tokens": len(statistics.label_ids),
@@ -168,11 +191,22 @@ class Objective(nn.Module):
         totals = counts if denominators is None else denominators
         weights = self.weights(step)
         sums: dict[str, Tensor] = {}
-        loss = statistics.cross_entropy.new_zeros(())
+        # The sum of nothing: zero, but connected to the graph.
+        loss = statistics.cross_entropy[:0].sum()
         for term in self.terms:
             seen = at_numbers if term.evaluated_at == "numbers" else statistics
-            total = term.per_position(seen).sum()
-            loss = loss + total * (weights[term.name] / max(totals[term.averaged_over], 1))
+            weight, divisor = weights[term.name], totals[term.averaged_over]
+            is_on = weight > 0 and divisor > 0
+            # A term that is switched off must not reach the gradient, not even as 0 * inf.
+            values = term.per_position(seen if is_on else seen.detached())
+            if values.shape != seen.label_ids.shape:
+                raise ValueError(
+                    f"per_position of {term.name} must return one value for each of the "
+                    f"{len(seen.label_ids)} positions, got the shape {tuple(values.shape)}"
+                )
+            total = values.sum()
+            if is_on:
+                loss = loss + total * (weight / divisor)
             sums[term.name] = total.detach()
         return ObjectiveResult(
             loss=loss,

@@ -5,6 +5,10 @@ token, q = softmax(z) over the number tokens only, v the token values and y the 
 
     Wasserstein    sum_k q_k |v_k - y|              (NTL-WAS)
     ExpectedValue  |sum_k q_k v_k - y|^p            (NTL-MSE for p = 2, NTL-MAE for p = 1)
+
+Both see the number tokens only: mass on text tokens neither costs nor gains anything, and cross
+entropy has to move it. With `reweigh` the share m of the whole softmax that lies on number tokens
+comes in: m * loss + (1 - m) * 1.01 * (the largest loss a number can have).
 """
 
 import math
@@ -24,6 +28,7 @@ Positions = Literal["numbers", "tokens"]
 """`numbers`: positions whose label is a number token; `tokens`: all label positions."""
 
 
+@dataclass(frozen=True)
 class LossTerm(ABC):
     """One summand of the objective: `weight * schedule * mean of per_position`.
 
@@ -32,7 +37,7 @@ class LossTerm(ABC):
     """
 
     weight: float = 1.0
-    """Factor of the term in the objective."""
+    """Factor of the term in the objective. With 0 the term is logged but has no gradient."""
     averaged_over: Positions = "tokens"
     """What the term's sum is divided by. The paper divides NTL by `numbers`: the true weight of a
     number then grows as numbers get rarer. `tokens` divides by what cross entropy divides by."""
@@ -56,13 +61,24 @@ def _check_largest_distance(value: float | None, where: str) -> None:
         raise ValueError(f"{where}.largest_distance must be a positive number or null, got {value}")
 
 
+def _spread(values: Tensor) -> Tensor:
+    """() the largest distance between two of the values."""
+    return values.max() - values.min()
+
+
 def _distance_scale(values: Tensor, largest_distance: float | None) -> Tensor | float:
     """Factor that makes the largest distance between two of the values `largest_distance`."""
     if largest_distance is None:
         return 1.0
-    spread = values.max() - values.min()
+    spread = _spread(values)
     # One value only: every distance is 0 and stays 0.
     return largest_distance / torch.where(spread > 0, spread, 1.0)
+
+
+def _reweighed(loss: Tensor, worst: Tensor | float, statistics: TokenStatistics) -> Tensor:
+    """The loss with mass on text tokens costing a little more than the worst number."""
+    mass = statistics.number_mass
+    return mass * loss + (1 - mass) * 1.01 * worst
 
 
 @dataclass(frozen=True)
@@ -73,12 +89,6 @@ class CrossEntropy(LossTerm):
     on the label.
     """
 
-    weight: float = 1.0
-    """Factor of the term in the objective."""
-    averaged_over: Positions = "tokens"
-    """What the term's sum is divided by: `tokens` (usual) or `numbers`."""
-    schedule: WeightSchedule = Constant()
-    """How the weight changes over the optimizer steps."""
     evaluated_at: ClassVar[Positions] = "tokens"
 
     @property
@@ -96,11 +106,10 @@ class Wasserstein(LossTerm):
     """NTL-WAS: `sum_k q_k |v_k - y|`, the 1-Wasserstein distance to all mass on the label.
 
     Exact for any token values: unevenly spaced, unsorted, repeated. Zero if and only if all number
-    mass lies on tokens of the label's value. q is renormalised over the number tokens, so mass on
-    text tokens neither costs nor gains anything here: cross entropy has to move it.
+    mass lies on tokens of the label's value.
 
-    Source: "Regress, Don't Guess", arXiv 2411.02083, NTL-WAS; the value of `ntloss.NTLoss` with
-    `reweigh=False`.
+    Source: "Regress, Don't Guess", arXiv 2411.02083, NTL-WAS; equals `ntloss.NTLoss` with the same
+    `reweigh` and `squash_factor` (which reweighs by default; the paper does not).
 
     The label is 4, half of the mass on 3 and half on 9:
 
@@ -117,14 +126,31 @@ class Wasserstein(LossTerm):
     """Factor of the term in the objective."""
     averaged_over: Positions = "numbers"
     """What the term's sum is divided by: `numbers` (the paper) or `tokens`."""
-    schedule: WeightSchedule = Constant()
-    """How the weight changes over the optimizer steps."""
     largest_distance: float | None = None
     """Distances are scaled so that the largest one between two number tokens is this. With numbers
     of several digits in one token, 9 gives them the range that digits have. null: not scaled."""
+    squash_factor: float | None = None
+    """Distances are squeezed so that the farthest number costs this many times the nearest wrong
+    one, which costs 1. With 1 every wrong number costs the same. null: not squeezed."""
+    reweigh: bool = False
+    """Make mass on text tokens cost 1.01 times the largest distance."""
 
     def __post_init__(self) -> None:
         _check_largest_distance(self.largest_distance, "Wasserstein")
+        if self.squash_factor is None:
+            return
+        if isinstance(self.squash_factor, bool) or not (
+            math.isfinite(self.squash_factor) and self.squash_factor >= 1
+        ):
+            raise ValueError(
+                "Wasserstein.squash_factor must be a number of at least 1, or null, got "
+                f"{self.squash_factor}"
+            )
+        if self.largest_distance is not None:
+            raise ValueError(
+                f"Wasserstein.largest_distance={self.largest_distance} and squash_factor="
+                f"{self.squash_factor} both set the largest distance; give one of the two"
+            )
 
     @property
     def name(self) -> str:
@@ -135,8 +161,25 @@ class Wasserstein(LossTerm):
         """The expected distance from the label's value, (N,)."""
         values = statistics.number_values
         distances = (values - statistics.label_values.unsqueeze(-1)).abs()
-        expected = (statistics.number_probabilities * distances).sum(-1)
-        return expected * _distance_scale(values, self.largest_distance)
+        worst: Tensor | float
+        if self.squash_factor is None:
+            scale = _distance_scale(values, self.largest_distance)
+            worst = _spread(values) * scale
+        else:
+            distances = self._squashed(distances, values)
+            scale, worst = 1.0, self.squash_factor
+        loss = (statistics.number_probabilities * distances).sum(-1) * scale
+        return _reweighed(loss, worst, statistics) if self.reweigh else loss
+
+    def _squashed(self, distances: Tensor, values: Tensor) -> Tensor:
+        gaps = values.sort().values.diff()
+        spread = _spread(values)
+        nearest = torch.where(gaps > 0, gaps, spread).min() if len(gaps) else spread
+        # With one distance only, it is the nearest.
+        width = torch.where(spread > nearest, spread - nearest, 1.0)
+        factor = 1.0 if self.squash_factor is None else self.squash_factor
+        squashed = 1 + (distances - nearest) * (factor - 1) / width
+        return torch.where(distances > 0, squashed, 0.0)
 
 
 @dataclass(frozen=True)
@@ -145,10 +188,9 @@ class ExpectedValue(LossTerm):
 
     Zero wherever the mean is right, also for two wrong tokens on both sides of the label (half on 4
     and half on 6 costs nothing for 5): `Wasserstein` has no such blind spot and is the default.
-    Mass on text tokens is not seen, as in `Wasserstein`.
 
-    Source: "Regress, Don't Guess", arXiv 2411.02083, NTL-MSE / NTL-L_p; the value of
-    `ntloss.NTLossDotProduct` with `reweigh=False`.
+    Source: "Regress, Don't Guess", arXiv 2411.02083, NTL-MSE / NTL-L_p; equals
+    `ntloss.NTLossDotProduct` with the same `reweigh` (which reweighs by default).
 
     The label is 4, half of the mass on 3 and half on 9, so the mean is 6:
 
@@ -165,14 +207,14 @@ class ExpectedValue(LossTerm):
     """Factor of the term in the objective."""
     averaged_over: Positions = "numbers"
     """What the term's sum is divided by: `numbers` (the paper) or `tokens`."""
-    schedule: WeightSchedule = Constant()
-    """How the weight changes over the optimizer steps."""
     power: float = 2.0
     """Exponent p of the error: 2 is NTL-MSE, 1 is NTL-MAE."""
     huber_delta: float | None = None
     """If set, the Huber loss with this delta takes the place of the power (NTL-Huber)."""
     largest_distance: float | None = None
     """Errors are scaled as distances are in `Wasserstein`. null: not scaled."""
+    reweigh: bool = False
+    """Make mass on text tokens cost 1.01 times the largest loss that a number can have."""
 
     def __post_init__(self) -> None:
         _check_largest_distance(self.largest_distance, "ExpectedValue")
@@ -204,8 +246,13 @@ class ExpectedValue(LossTerm):
         values = statistics.number_values
         differences = values - statistics.label_values.unsqueeze(-1)
         # The mean of the differences, not the difference of the mean: exact for a sure answer.
-        error = (statistics.number_probabilities * differences).sum(-1)
-        error = error * _distance_scale(values, self.largest_distance)
+        scale = _distance_scale(values, self.largest_distance)
+        loss = self._loss((statistics.number_probabilities * differences).sum(-1) * scale)
+        if not self.reweigh:
+            return loss
+        return _reweighed(loss, self._loss(_spread(values) * scale), statistics)
+
+    def _loss(self, error: Tensor) -> Tensor:
         if self.huber_delta is not None:
             return torch.nn.functional.huber_loss(
                 error, torch.zeros_like(error), reduction="none", delta=self.huber_delta

@@ -67,7 +67,17 @@ class TokenStatistics:
 
     def expected_value(self) -> Tensor:
         """(N,) mean of the token values under `number_probabilities`."""
-        return self.number_probabilities @ self.number_values
+        # No matrix product: autocast would round the values to bfloat16.
+        return (self.number_probabilities * self.number_values).sum(-1)
+
+    def detached(self) -> "TokenStatistics":
+        """The same values, cut off from the graph."""
+        return replace(
+            self,
+            cross_entropy=self.cross_entropy.detach(),
+            log_partition=self.log_partition.detach(),
+            number_logits=self.number_logits.detach(),
+        )
 
     def at(self, positions: Tensor) -> "TokenStatistics":
         """The statistics of some of the positions only.
@@ -102,7 +112,8 @@ def token_statistics(
 
     Args:
         logits: (..., V) float16, bfloat16, float32 or float64, aligned with the labels (nothing is
-            shifted here). -inf is allowed, except for a whole row.
+            shifted here). -inf is allowed, except for a whole row and, where number terms are
+            used, for all number tokens of a row.
         labels: (...) int64 token ids in [0, V), `IGNORE_INDEX` where there is no target.
         number_ids: (K,) int64 ids of the number tokens.
         value_table: (V,) float32 value of every token, NaN where it is no number.

@@ -187,6 +187,39 @@ def test_mass_on_text_tokens_costs_nothing_extra_by_default(term, want):
 
 
 @pytest.mark.parametrize(
+    ("term", "want"),
+    [(Wasserstein(reweigh=True), 5.795), (ExpectedValue(reweigh=True), 41.03)],
+)
+def test_reweighing_makes_text_cost_more_than_the_worst_number(term, want):
+    vocabulary = NumberVocabulary.from_values({i + 5: float(i) for i in range(10)}, width=20)
+    result = alone(term, vocabulary)(torch.zeros(1, 20), torch.tensor([9]))
+    assert result.parts[term.name].item() == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factor", "row"),
+    [
+        (2.0, [0, 1, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875, 2]),
+        (1.0, [0, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        (9.0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_squeezed_distances_go_from_one_to_the_factor(factor, row, v15):
+    objective = alone(Wasserstein(squash_factor=factor), v15)
+    for said, cost in enumerate(row):
+        result = objective(one_hot([said + 5]), torch.tensor([5]))
+        assert result.parts["ntl_was"].item() == pytest.approx(cost, abs=1e-6)
+
+
+def test_squeezing_two_or_one_distances_divides_by_nothing():
+    for values, cost in (({0: 3.0, 1: 7.0}, 1.0), ({0: 3.0, 1: 3.0}, 0.0)):
+        vocabulary = NumberVocabulary.from_values(values, width=2)
+        logits = one_hot([1], width=2)
+        result = alone(Wasserstein(squash_factor=4.0), vocabulary)(logits, torch.tensor([0]))
+        assert result.parts["ntl_was"].item() == pytest.approx(cost, abs=1e-6)
+
+
+@pytest.mark.parametrize(
     ("shares", "was", "mse"),
     [({4: 0.5, 6: 0.5}, 1.0, 0.0), ({0: 4 / 9, 9: 5 / 9}, 40 / 9, 0.0)],
 )
@@ -249,6 +282,77 @@ def test_counting_labels_agrees_with_the_result(v15):
     assert objective(torch.zeros(2, 3, 15), labels).counts == {"tokens": 5, "numbers": 3}
 
 
+def test_one_micro_batch_without_any_label_among_good_ones_changes_nothing(v15):
+    objective = ce_and(Wasserstein(), v15)
+    torch.manual_seed(0)
+    logits = torch.randn(6, 15)
+    labels = torch.tensor([9, 1, 12, 2, 14, 5])
+    totals = objective.count(labels)
+    good = logits.clone().requires_grad_()
+    objective(good, labels).loss.backward()
+    parts = logits.clone().requires_grad_()
+    nothing = torch.zeros(3, 15, requires_grad=True)
+    for piece, piece_labels in (
+        (parts[:3], labels[:3]),
+        (nothing, torch.full((3,), -100)),
+        (parts[3:], labels[3:]),
+    ):
+        objective(piece, piece_labels, denominators=totals).loss.backward()
+    torch.testing.assert_close(parts.grad, good.grad, rtol=1e-6, atol=1e-8)
+    assert torch.equal(nothing.grad, torch.zeros_like(nothing))
+
+
+def test_a_text_batch_has_no_cross_entropy_over_numbers(v15):
+    """Averaged over the numbers, of which there are none: 0, not a sum."""
+    objective = alone(CrossEntropy(averaged_over="numbers"), v15)
+    logits = torch.zeros(50, 15, requires_grad=True)
+    result = objective(logits, torch.ones(50, dtype=torch.long))
+    assert result.loss.item() == result.parts["cross_entropy"].item() == 0
+    result.loss.backward()
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+def test_a_term_of_weight_zero_is_logged_and_has_no_gradient_even_if_it_overflows(v1005):
+    logits = torch.randn(4, 1005, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([5, 6, 7, 8])
+    alone_logits = logits.clone().requires_grad_()
+    alone(Wasserstein(), v1005)(alone_logits, labels).loss.backward()
+    both_logits = logits.clone().requires_grad_()
+    objective = Objective([ExpectedValue(power=20.0, weight=0.0), Wasserstein()], v1005)
+    result = objective(both_logits, labels)
+    result.loss.backward()
+    assert result.parts["ntl_l20"].isinf()
+    assert result.loss.isfinite()
+    torch.testing.assert_close(both_logits.grad, alone_logits.grad)
+    assert both_logits.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_users_term_is_computed_in_float32_under_autocast(dtype, v1005):
+    logits = torch.full((1, 1005), -30.0, dtype=dtype)
+    logits[0, 257 + 5] = 30.0
+    with torch.autocast("cpu", torch.bfloat16):
+        result = alone(Cubed(), v1005)(logits, torch.tensor([257 + 5]))
+        inside = result.statistics.expected_value()
+    assert result.parts["ntl_cubed"].item() == 0
+    assert inside.dtype == torch.float32
+    assert inside.item() == 257
+
+
+def test_our_default_on_a_real_vocabulary_of_large_numbers_stays_near_cross_entropy(
+    real_tokenizer,
+):
+    """GPT-2 has number tokens up to 67 million; digits alone are counted unless asked."""
+    tokenizer = real_tokenizer("gpt2")
+    vocabulary = NumberVocabulary.from_tokenizer(tokenizer)
+    label = tokenizer.convert_tokens_to_ids("5")
+    logits = torch.zeros(1, vocabulary.width, requires_grad=True)
+    result = ce_and(Wasserstein(), vocabulary)(logits, torch.tensor([label]))
+    assert 0 < result.parts["ntl_was"] <= 10 * result.parts["cross_entropy"]
+    result.loss.backward()
+    assert logits.grad.abs().max() < 2
+
+
 @dataclass(frozen=True)
 class Cubed(LossTerm):
     """A user's own term."""
@@ -270,6 +374,27 @@ def test_a_users_own_term_takes_part(v15):
     assert logits.grad.abs().sum() > 0
 
 
+def test_a_users_own_term_is_scheduled(v15):
+    term = Cubed(weight=1.0, schedule=LinearWarmup(steps=2))
+    objective = ce_and(term, v15)
+    label = torch.tensor([9])
+    losses = [objective(torch.zeros(1, 15), label, step=s).loss.item() for s in (0, 1, 2)]
+    assert [loss - math.log(15) for loss in losses] == pytest.approx([0, 0.0625, 0.125], abs=1e-5)
+
+
+@dataclass(frozen=True)
+class Averaged(LossTerm):
+    """A mistake: one value for all positions."""
+
+    def per_position(self, statistics: TokenStatistics) -> torch.Tensor:
+        return statistics.cross_entropy.mean()
+
+
+def test_a_term_that_returns_something_else_than_one_value_per_position_is_refused(v15):
+    with pytest.raises(ValueError, match=r"one value for each of the 2 positions, got .* \(\)"):
+        alone(Averaged(), v15)(torch.zeros(2, 15), torch.tensor([9, 9]))
+
+
 @pytest.mark.parametrize(
     ("terms", "message"),
     [
@@ -277,6 +402,7 @@ def test_a_users_own_term_takes_part(v15):
         ([Wasserstein(), Wasserstein(weight=1.0)], "more than one term called 'ntl_was'"),
         ([CrossEntropy(weight=-1.0)], "weight of cross_entropy must be 0 or more, got -1.0"),
         ([Wasserstein(weight=math.nan)], "weight of ntl_was must be 0 or more, got nan"),
+        ([Wasserstein(averaged_over="number")], "averaged_over of ntl_was .* got 'number'"),
     ],
 )
 def test_objectives_that_make_no_sense_are_refused(terms, message, v15):

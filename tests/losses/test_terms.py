@@ -163,6 +163,40 @@ def test_values_equal_the_ntloss_package_without_reweighing(largest, seed):
         assert part(term, logits, labels, vocabulary) == pytest.approx(want.item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("largest", [9, 999])
+@pytest.mark.parametrize(
+    ("peer", "options", "term"),
+    [
+        ("NTLoss", {"reweigh": True}, Wasserstein(reweigh=True)),
+        ("NTLossDotProduct", {"reweigh": True}, ExpectedValue(reweigh=True)),
+        ("NTLoss", {"reweigh": False, "squash_factor": 3.0}, Wasserstein(squash_factor=3.0)),
+        (
+            "NTLoss",
+            {"reweigh": True, "squash_factor": 3.0},
+            Wasserstein(squash_factor=3.0, reweigh=True),
+        ),
+    ],
+)
+def test_options_have_the_meaning_they_have_in_the_ntloss_package(largest, peer, options, term):
+    import ntloss
+
+    tokens = ["<pad>", "a", "b", "c", ".", *map(str, range(largest + 1)), "d", "e"]
+    vocabulary = NumberVocabulary.from_values(
+        {i + 5: float(i) for i in range(largest + 1)}, width=len(tokens)
+    )
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 9, len(tokens), generator=generator)
+    labels = torch.randint(0, len(tokens), (2, 9), generator=generator)
+    loss = getattr(ntloss, peer)(TinyTokenizer(tokens), digit_level=largest == 9, **options)
+    theirs, ours = (logits.double().requires_grad_() for _ in range(2))
+    want = loss(theirs, labels)
+    want.backward()
+    result = Objective([term], vocabulary)(ours, labels)
+    result.loss.backward()
+    assert result.parts[term.name].item() == pytest.approx(want.item(), rel=1e-6)
+    torch.testing.assert_close(ours.grad, theirs.grad * term.weight, rtol=1e-5, atol=1e-9)
+
+
 @given(st.integers(0, 2**32 - 1), st.permutations(range(WIDTH)))
 @settings(max_examples=40, deadline=None)
 def test_renaming_token_ids_changes_nothing(seed, order):
@@ -224,6 +258,9 @@ def test_the_log_name_says_which_loss_it_is(term, name):
         (lambda: ExpectedValue(power=0.5), "power must be at least 1, got 0.5"),
         (lambda: ExpectedValue(huber_delta=0.0), "huber_delta must be positive"),
         (lambda: ExpectedValue(power=1.0, huber_delta=1.0), "has no effect with huber_delta"),
+        (lambda: Wasserstein(squash_factor=0.5), "squash_factor must be a number of at least 1"),
+        (lambda: Wasserstein(squash_factor=True), "squash_factor must be .* got True"),
+        (lambda: Wasserstein(squash_factor=2.0, largest_distance=9.0), "both set the largest"),
         (lambda: LinearWarmup(steps=0), "steps must be at least 1, got 0"),
     ],
 )
