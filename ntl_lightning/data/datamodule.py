@@ -21,6 +21,7 @@ from ntl_lightning.numbers import (
     NumberVocabulary,
     Tokenizer,
     last_number,
+    num_token_ids,
 )
 
 __all__ = ["LabelCoverage", "NumberDataModule"]
@@ -142,8 +143,8 @@ class NumberDataModule(LightningDataModule):
         self.tokenizer = tokenizer.load()
         self.vocabulary = NumberVocabulary.from_tokenizer(
             self.tokenizer,
-            # Ids may be sparse; what the model's logits have beyond them is no label.
-            width=max(self.tokenizer.get_vocab().values()) + 1,
+            # What the model's logits have beyond is no label.
+            width=num_token_ids(self.tokenizer),
             kind=number_tokens,
             largest=largest_number_token,
         )
@@ -191,8 +192,11 @@ class NumberDataModule(LightningDataModule):
             self._set_up("predict", self.predict_sources, needs_target=False)
         else:
             if not self.test_sources:
-                keys = "data.predict and data.test are" if stage == "predict" else "data.test is"
-                raise ValueError(f"{keys} empty: name a source to {stage} on")
+                if stage == "predict":
+                    raise ValueError(
+                        "data.predict and data.test are empty: name a source to predict on"
+                    )
+                raise ValueError("data.test is empty: name a source to test on")
             for name, sources in self.test_sources.items():
                 self._set_up(f"test.{name}", sources)
 

@@ -15,6 +15,7 @@ from ntl_lightning.numbers.tokenizer import (
     decode_answer,
     decodes_with_spaces,
     digit_level_copy,
+    num_token_ids,
 )
 from ntl_lightning.numbers.vocabulary import (
     NumberKind,
@@ -41,5 +42,6 @@ __all__ = [
     "find_numbers",
     "join_spaced_pieces",
     "last_number",
+    "num_token_ids",
     "render_audit",
 ]

@@ -132,7 +132,7 @@ def audit_tokenizer(
         tokenizer: Any tokenizer of transformers; it is not changed.
         kind: See `NumberVocabulary.from_tokenizer`.
         largest: See there.
-        width: Width of the model's logits; None for the number of tokens.
+        width: Width of the model's logits; None for the largest id plus one.
         text: Path of a UTF-8 text file whose numbers are to be looked up; `~` and `${VAR}` work.
             It is read as it stands, line by line: in JSON Lines also keys and `\u00e9` are text.
 

@@ -30,6 +30,7 @@ __all__ = [
     "decode_answer",
     "decodes_with_spaces",
     "digit_level_copy",
+    "num_token_ids",
 ]
 
 _CONFIG_KEY = "tokenizer.name_or_path"
@@ -354,6 +355,14 @@ def decodes_with_spaces(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return " " in _decode(tokenizer, token_ids).strip()
 
 
+def num_token_ids(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """The least number of embeddings and logits that hold every token: the largest id plus one.
+
+    More than `len(tokenizer)` where ids are left out.
+    """
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def decode_answer(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> str:
     """The text of one answer: generated ids, or labels with their -100.
 
@@ -365,8 +374,12 @@ def decode_answer(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]
         tokenizer: The tokenizer that made the ids.
         token_ids: Ids of one row.
     """
-    size = len(tokenizer)
-    text = _decode(tokenizer, [token_id for token_id in token_ids if 0 <= token_id < size])
+    kept = [token_id for token_id in token_ids if token_id >= 0]
+    if not tokenizer.is_fast:
+        # Fast ones pass over ids without a token; ByT5 would make characters of them.
+        size = num_token_ids(tokenizer)
+        kept = [token_id for token_id in kept if token_id < size]
+    text = _decode(tokenizer, kept)
     return join_spaced_pieces(text) if decodes_with_spaces(tokenizer) else text
 
 

@@ -16,6 +16,8 @@ import torch
 from tokenizers import decoders, models
 from torch import Tensor
 
+from ntl_lightning.numbers.tokenizer import num_token_ids
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -141,7 +143,7 @@ class NumberVocabulary:
 
         Args:
             tokenizer: A fast or slow tokenizer of transformers.
-            width: Width V of the logits; None for `len(tokenizer)`.
+            width: Width V of the logits; None for the largest id plus one.
             kind: `digits`, `integers` or `numbers`, see `NumberKind`.
             largest: Largest absolute value that is still a number token, None for no bound. No
                 effect on `digits`, where less than 9 is an error.
@@ -156,7 +158,7 @@ class NumberVocabulary:
         """
         _check_kind_and_largest(kind, largest)
         vocabulary = tokenizer.get_vocab()
-        width = len(tokenizer) if width is None else width
+        width = num_token_ids(tokenizer) if width is None else width
         read_text = _TokenText(tokenizer)
         special_ids = set(tokenizer.all_special_ids)
         special_ids.update(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)

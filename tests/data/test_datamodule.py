@@ -468,6 +468,17 @@ def test_an_own_training_set_is_not_evaluated_on_the_built_in_task():
         data.setup("predict")
 
 
+def test_a_trainer_is_told_what_is_missing_in_words(tmp_path):
+    # Lightning gives the stage as an enum, whose own name would be in the message.
+    trainer, data = trainer_for(tmp_path), data_module(val=[], test={})
+    with pytest.raises(ValueError, match=r"data\.val is empty: name a source to validate on$"):
+        trainer.validate(new_module(), data)
+    with pytest.raises(ValueError, match=r"data\.test is empty: name a source to test on$"):
+        trainer.test(new_module(), data)
+    with pytest.raises(ValueError, match=r"data\.predict .* name a source to predict on$"):
+        trainer.predict(new_module(), data)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

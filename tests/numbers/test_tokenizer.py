@@ -9,7 +9,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, ByT5Tokenizer, GPT2Config, PreTrainedTokenizerFast, T5Config
 
@@ -20,6 +20,7 @@ from ntl_lightning.numbers.tokenizer import (
     decode_answer,
     decodes_with_spaces,
     digit_level_copy,
+    num_token_ids,
 )
 from ntl_lightning.numbers.vocabulary import NumberVocabulary
 
@@ -44,6 +45,17 @@ EACH_LOADED = [
 ]
 SENTENCE = "The answer is 1234.5"
 PRINTABLE = st.text(alphabet=[*map(chr, range(0x20, 0x7F)), "\n"])
+
+
+def digits_from_ten():
+    """The digits have the ids 10 to 19, and 3 to 9 are left out."""
+    vocabulary = {"<pad>": 0, "<end>": 1, "<unk>": 2, **{str(d): 10 + d for d in range(10)}}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<end>", unk_token="<unk>"
+    )
 
 
 def plain(tokens):
@@ -501,6 +513,16 @@ class TestDecoding:
         # A head of 32128 may name ids from 32100 on.
         assert decode_answer(real_tokenizer("t5"), [305, 32127, 1]) == "5"
         assert decode_answer(ByT5Tokenizer(), [56, 500, 1]) == "5"
+
+    def test_ids_may_be_left_out_of_a_vocabulary(self):
+        tokenizer = digits_from_ten()
+        assert (len(tokenizer), num_token_ids(tokenizer)) == (13, 20)
+        assert tokenizer("407").input_ids == [14, 10, 17]
+        assert decode_answer(tokenizer, [14, 10, 17, 1, -100]) == "407"
+        # 5 has no token, and 20 lies beyond all.
+        assert decode_answer(tokenizer, [14, 5, 20, 17]) == "47"
+        vocabulary = NumberVocabulary.from_tokenizer(tokenizer)
+        assert (vocabulary.token_ids, vocabulary.width) == (tuple(range(10, 20)), 20)
 
     def test_special_tokens_are_left_out(self, real_tokenizer):
         tokenizer = real_tokenizer("llama2")
