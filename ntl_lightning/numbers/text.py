@@ -13,8 +13,10 @@ from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal
 __all__ = ["NumberFormat", "NumberInText", "find_numbers", "join_spaced_pieces", "last_number"]
 
 _MINUS_SIGNS = "-\u2212\ufe63\uff0d"
+_EN_DASH = "\u2013"
 _CURRENCY_MARKS = "$€£¥"
 _TYPOGRAPHIC_BLANKS = "\u00a0\u202f\u2009"
+_APOSTROPHES = "'\u2019"
 _SLASHES = "/\u2044"
 
 _SIGN = rf"[+{re.escape(_MINUS_SIGNS)}]"
@@ -43,9 +45,11 @@ _THOUSANDS = re.compile(_grouped(","))
 # Every part is possessive or of bounded length and every chain is tried from its first group only:
 # one pass over the text, whatever it holds.
 _NUMBER = re.compile(
-    rf"(?:{_NOT_AFTER_OPERAND}(?<![0-9]{_MARK}){_SIGN}{_MARK}?)?"
+    rf"(?:{_NOT_AFTER_OPERAND}(?<![0-9]{_MARK})(?<![0-9]\\{_MARK})"
+    rf"(?:{_SIGN}|(?<![0-9] ){_EN_DASH})(?:\\?{_MARK}[ {_TYPOGRAPHIC_BLANKS}]?)?)?"
     rf"(?:{_BASE_PREFIXED}"
     rf"|(?P<number>{_grouped(',')}"
+    rf"|{_grouped(_APOSTROPHES, ',')}"
     rf"|{_grouped(_TYPOGRAPHIC_BLANKS, ',')}"
     rf"|(?<!\w){_grouped(' ', ',' + _TYPOGRAPHIC_BLANKS)}(?!-?[^\W\d_])"
     rf"|(?:{_POINT}[0-9]++|[0-9]++(?:\.[0-9]++)?+){_EXPONENT}{_END})"
@@ -53,9 +57,9 @@ _NUMBER = re.compile(
 )
 
 _AS_DECIMAL_READS_IT = str.maketrans(
-    dict.fromkeys(_MINUS_SIGNS, "-")
-    | dict.fromkeys("," + _TYPOGRAPHIC_BLANKS + " ")
-    | dict.fromkeys(_CURRENCY_MARKS)
+    dict.fromkeys(_MINUS_SIGNS + _EN_DASH, "-")
+    | dict.fromkeys("," + _APOSTROPHES + _TYPOGRAPHIC_BLANKS + " ")
+    | dict.fromkeys(_CURRENCY_MARKS + "\\")
 )
 _QUOTIENTS = Context(prec=50, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
@@ -86,14 +90,17 @@ def find_numbers(text: str, *, fractions: bool = False) -> list[NumberInText]:
     ['18', '5', '7', '3', '1']
 
     **A sign** is `+`, `-` or the minus signs U+2212, U+FE63 and U+FF0D, directly before the number,
-    or before or after its currency mark. It counts unless the character before it ends an operand:
-    a letter, a digit, `)`, `]`, `}`, `%`, `.` or a currency mark behind a digit. A sign with a
-    blank after it is an operator, an en dash is a range.
+    or before or after its currency mark (`-$5`, `-$ 5`, `$-5`, LaTeX's `-\$5`). It counts unless
+    the character before it ends an operand: a letter, a digit, `)`, `]`, `}`, `%`, `.` or a
+    currency mark behind a digit. A sign with a blank after it is an operator. An en dash is a minus
+    too, but not behind a digit and a blank, where it is a range.
 
-    >>> [str(n.value) for n in find_numbers("10-7=3, x = 5 - 3, n=-7, covid-19, -$5, $-5, 3–5")]
-    ['10', '7', '3', '5', '3', '-7', '19', '-5', '-5', '3', '5']
+    >>> [str(n.value) for n in find_numbers("10-7=3, x = 5 - 3, n=-7, covid-19, -$5, $-5")]
+    ['10', '7', '3', '5', '3', '-7', '19', '-5', '-5']
     >>> [str(n.value) for n in find_numbers("5 -3, 5--3, (x+1)-3")]
     ['5', '-3', '5', '-3', '1', '3']
+    >>> [str(n.value) for n in find_numbers("it is –5; pages 3–5, 3 –5, 3 – 5")]
+    ['-5', '3', '5', '3', '5', '3', '5']
 
     **A dot** with a digit behind it is a decimal point, unless a letter, a closing bracket, `%` or
     another dot stands before a leading one (`Rs.500` is 500; but `10x.6` is 10 and .6). All other
@@ -112,12 +119,14 @@ def find_numbers(text: str, *, fractions: bool = False) -> list[NumberInText]:
     []
 
     **Thousands** are one to three digits without a leading zero, then groups of exactly three, then
-    decimals and exponent if any, with one kind of separator: comma, one of the blanks U+00A0,
-    U+202F and U+2009, or the ordinary blank. A chain of groups is one number as a whole or not at
-    all: otherwise the separators part numbers. A decimal comma is not known.
+    decimals and exponent if any, with one kind of separator: comma, apostrophe (also U+2019), one
+    of the blanks U+00A0, U+202F and U+2009, or the ordinary blank. A chain of groups is one number
+    as a whole or not at all: otherwise the separators part numbers. A decimal comma is not known.
 
     >>> [str(n.value) for n in find_numbers("1,234.50 and 1 000 000 and 1,234,5 and 0,25 and 1, 2")]
     ['1234.50', '1000000', '1', '234', '5', '0', '25', '1', '2']
+    >>> [str(n.value) for n in find_numbers("1'234'000.50 and 5'11")]
+    ['1234000.50', '5', '11']
 
     The ordinary blank does not join what touches a word (`12 500ml`, `12 200-kilobyte files`,
     `x1 234`), nor part of a longer row (`12 5 300`, `47 03 99`). What stays ambiguous is read as
