@@ -23,6 +23,12 @@ __all__ = ["GSM8K", "Csv", "Example", "JsonLines", "Source", "TextTemplate"]
 _PIECE = re.compile(
     r"(?P<literal>[^{}]+)|(?P<brace>\{\{|\}\})|\{(?P<field>[^{}]+)\}|(?P<stray>[{}])"
 )
+_RETURN = "\r"
+_RETURNS_HINT = (
+    "A carriage return alone ends no line: convert the line ends, e.g. tr '\\r' '\\n' < OLD > NEW"
+)
+_QUOTES_HINT = "Check its quotes: a quote inside a quoted field is written twice."
+_ANY_SIZE = 2**31 - 1  # In characters of a cell; more does not fit the C long of every machine.
 _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 # Longer marks first: that of UTF-32 (little endian) begins with that of UTF-16.
 _OTHER_ENCODINGS = (
@@ -432,6 +438,12 @@ def _json_rows(file: Path) -> Iterator[_Row]:
             raise ValueError(
                 f"{place}: not JSON at character {error.pos + 1}: {error.msg}. Every line must be "
                 f"one whole JSON object; this one is {_shortened(text)}."
+                f"{' ' + _RETURNS_HINT if _RETURN in text else ''}"
+            ) from error
+        except RecursionError as error:
+            raise ValueError(
+                f"{place}: lists or objects are nested too deeply to be read: {_shortened(text)}. "
+                "Remove them, or write their parts as columns of their own."
             ) from error
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
@@ -461,15 +473,19 @@ def _csv_rows(file: Path, delimiter: str) -> Iterator[_Row]:
     empty = True
     while True:
         number = reader.line_num + 1
+        others = csv.field_size_limit(_ANY_SIZE)
         try:
             fields = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
+            # The reader says so where a carriage return alone ends a line.
+            hint = _RETURNS_HINT if str(error).startswith("new-line character") else _QUOTES_HINT
             raise ValueError(
-                f"{file}:{number}: the row that begins here is not CSV: {error}. Check its quotes "
-                "(a quote inside a quoted field is written twice) and its line breaks."
+                f"{file}:{number}: the row that begins here is not CSV: {error}. {hint}"
             ) from error
+        finally:
+            csv.field_size_limit(others)
         place = f"{file}:{number}"
         if not fields:
             continue

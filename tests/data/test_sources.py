@@ -206,6 +206,8 @@ GOOD = '{"q": "?", "n": 1}\n'
         (GOOD + '{"q": "?"', r":2: not JSON at character 10: Expecting ',' delimiter"),
         ("{\n" + GOOD, r":1: not JSON at character 2: .*Every line must be one whole JSON object"),
         (GOOD + '{"q": "' + "x" * 200, r':2: not JSON .*"q": "x{70}\.\.\.'),
+        (GOOD.strip() + "\r" + GOOD, r":1: not JSON at .*Extra data.*convert the line ends"),
+        (GOOD + '{"q": ' + "[" * 100_000, r":2: lists or objects are nested too deeply"),
         (GOOD + "[1, 2]\n", r":2: not a JSON object: '\[1, 2\]'"),
         (GOOD + "7\n", r":2: not a JSON object: '7'"),
         ('{"q": "?", "n": 1, "q": "!"}', r":1: the key 'q' stands twice"),
@@ -328,6 +330,13 @@ def test_csv_may_be_split_by_another_character(write):
     assert texts(Csv(path, "q", "n", delimiter="\t")) == [("a,b", "1")]
 
 
+def test_csv_cells_may_be_longer_than_the_csv_module_allows(write):
+    limit = csv.field_size_limit()
+    long = "x" * (limit + 1)
+    assert texts(Csv(write(f"q,n\n{long},1\n", "t.csv"), "q", "n")) == [(long, "1")]
+    assert csv.field_size_limit() == limit
+
+
 def test_csv_without_target_and_with_max_examples(write):
     path = write("q\na\nb\n", "t.csv")
     assert texts(Csv(path, "q", None, max_examples=1)) == [("a", None)]
@@ -343,8 +352,9 @@ def test_csv_without_target_and_with_max_examples(write):
         ("q,n\n\na\n", r"/t\.csv:3: the row has 1 fields, the header 2"),
         ("q,n,q\na,1,b\n", r"/t\.csv:1: two columns are called 'q'"),
         ('q,n\n"a\nb",1\n"c,2\nd,3\n', r"/t\.csv:4: the row that begins here is not CSV"),
-        ('q,n\n"a"b,1\n', r"/t\.csv:2: the row that begins here is not CSV"),
-        ("q,n\na\rb,1\n", r"/t\.csv:2: the row that begins here is not CSV.*line breaks"),
+        ('q,n\n"a"b,1\n', r"/t\.csv:2: the row that begins here is not CSV.*written twice"),
+        ("q,n\na\rb,1\n", r"/t\.csv:2: the row that begins here is not CSV.*the line ends"),
+        ('q,n\r"a","1"\r', r"/t\.csv:1: the row that begins here is not CSV.*tr '\\r' '\\n'"),
         ("q,n\na,1\nb,\n", r"/t\.csv:3: the column 'n', which Csv\.target names, is empty"),
         ("q,n\n,1\n", r"/t\.csv:2: the column 'q', which Csv\.prompt names, is empty"),
         ("q;n\na;1\n", r"/t\.csv:2: there is no column 'q', .*\. The columns here are 'q;n'\."),
