@@ -71,14 +71,9 @@ def answers_of(outputs: object) -> list[Answer] | None:
     ]
 
 
-def number_in(text: str | None, pl_module: LightningModule) -> Decimal | None:
-    """The number of an answer or target, read as the module's metrics read it.
-
-    `3/4` is 0.75 where the module has an attribute `fractions` that is true.
-    """
-    if text is None:
-        return None
-    return last_number(text, fractions=bool(getattr(pl_module, "fractions", False)))
+def number_in(text: str | None) -> Decimal | None:
+    """The number of an answer or target, read as the metrics read it."""
+    return None if text is None else last_number(text)
 
 
 def difference(answer: Decimal, target: Decimal) -> Decimal:

@@ -1,5 +1,6 @@
 """The checkpoint to go on from."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -42,10 +43,20 @@ class LastCheckpoint(ModelCheckpoint):
         """Rename what this run would overwrite, unless it goes on with that."""
         if is_trial_run(trainer) or not trainer.is_global_zero or self.dirpath is None:
             return
-        path = Path(self.dirpath, f"{self.filename}.ckpt")
-        goes_on = trainer.ckpt_path and path.exists() and path.samefile(trainer.ckpt_path)
-        if not goes_on and (kept := keep_previous(path)):
-            rank_zero_info(f"The {path} of an earlier run is now {kept}.")
+        if not self.goes_on(trainer) and (kept := keep_previous(self._path)):
+            rank_zero_info(f"The {self._path} of an earlier run is now {kept}.")
+
+    def goes_on(self, trainer: Trainer) -> bool:
+        """Whether a fit goes on with the very checkpoint that it will write."""
+        given = trainer.ckpt_path
+        if given is None or self.dirpath is None:
+            return False
+        # What is given may be on a remote file system, where no path exists.
+        return os.path.exists(given) and self._path.exists() and self._path.samefile(given)
+
+    @property
+    def _path(self) -> Path:
+        return Path(self.dirpath or "", f"{self.filename}.ckpt")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the final weights unless they are saved already."""

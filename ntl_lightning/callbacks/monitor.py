@@ -1,6 +1,7 @@
 """Finds monitors that will never be logged before the training, not after it."""
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,7 +17,8 @@ __all__ = ["MonitorCheck"]
 class MonitorCheck(Callback):
     """Checks what checkpoints, early stopping and schedules monitor.
 
-    - Before a fit: each `monitor` must be a name that the module logs.
+    - Before a fit: each `monitor` must be a name that the module logs; `val_<set>/...` is one where
+      `val/...` is.
     - If a `val/...` name is monitored but this fit runs no validation, it warns, and early
       stopping and schedules wait for the name instead of ending the run with an error. Checkpoints
       of the best weights are then not written; `LastCheckpoint` keeps the last ones.
@@ -38,7 +40,8 @@ class MonitorCheck(Callback):
         """
         logged = as_answer_module(pl_module).log_names() | set(self.extra_names)
         for owner, name, own_names in _monitors(trainer):
-            if name in logged | own_names:
+            # Of several validation sets, each has a name of its own: val_0/mae, val_hard/mae.
+            if {name, re.sub("^val_[^/]+/", "val/", name)} & (logged | own_names):
                 continue
             close = difflib.get_close_matches(name, sorted(logged), n=3, cutoff=0.5)
             hint = f"Close names are {', '.join(close)}." if close else "No name is close."

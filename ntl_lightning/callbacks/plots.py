@@ -62,18 +62,18 @@ def _cell(text: str | None) -> str:
     return " ↵ ".join(text.splitlines()).strip()
 
 
-def sample_table(answers: list[Answer], pl_module: LightningModule) -> str:
+def sample_table(answers: list[Answer]) -> str:
     """Answers as a Markdown table: prompt, target, answer, and how far off the answer is."""
     lines = ["| prompt | target | answer | result |", "|---|---|---|---|"]
     for sample in answers:
-        cells = (sample.prompt, sample.target, sample.answer, _result(sample, pl_module))
+        cells = (sample.prompt, sample.target, sample.answer, _result(sample))
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     return "\n".join(lines)
 
 
-def _result(sample: Answer, pl_module: LightningModule) -> str:
-    target = number_in(sample.target, pl_module)
-    answer = number_in(sample.answer, pl_module)
+def _result(sample: Answer) -> str:
+    target = number_in(sample.target)
+    answer = number_in(sample.answer)
     if target is None:
         if sample.target is None:
             return ""
@@ -215,10 +215,10 @@ class AnswerPlots(Callback):
         collected: _Collected,
     ) -> None:
         if self.num_text_samples:
-            text = sample_table(collected.answers[: self.num_text_samples], pl_module)
+            text = sample_table(collected.answers[: self.num_text_samples])
             for add_text in _logger_methods(trainer, "add_text"):
                 add_text(f"{set_name}/sample_answers", text, num_steps(trainer, pl_module))
-        pairs, unread = _numbers_of(collected.answers, pl_module)
+        pairs, unread = _numbers_of(collected.answers)
         if not pairs and not unread:
             self._warn_once(f"no target of {set_name!r} holds a number, no figures are drawn.")
             return
@@ -288,21 +288,21 @@ def _logger_methods(trainer: Trainer, name: str) -> Iterator[Callable[..., objec
             yield method
 
 
-def _float64_number(text: str | None, pl_module: LightningModule) -> Decimal | None:
+def _float64_number(text: str | None) -> Decimal | None:
     """The number in a text; None without one, or if it is beyond float64, as in the metrics."""
-    number = number_in(text, pl_module)
+    number = number_in(text)
     return None if number is None or math.isinf(float(number)) else number
 
 
 def _numbers_of(
-    answers: list[Answer], pl_module: LightningModule
+    answers: list[Answer],
 ) -> tuple[list[tuple[Decimal, Decimal]], list[Decimal]]:
     """(True, predicted) of the answers with a number, and the true values of those without."""
     pairs: list[tuple[Decimal, Decimal]] = []
     unread: list[Decimal] = []
     for sample in answers:
-        target = _float64_number(sample.target, pl_module)
-        answer = _float64_number(sample.answer, pl_module)
+        target = _float64_number(sample.target)
+        answer = _float64_number(sample.answer)
         if target is not None and answer is not None:
             pairs.append((target, answer))
         elif target is not None:

@@ -18,10 +18,17 @@ from ntl_lightning.callbacks.answers import (
     difference,
     number_in,
 )
-from ntl_lightning.callbacks.files import keep_previous, replaced_file, run_folder
+from ntl_lightning.callbacks.files import (
+    is_trial_run,
+    keep_previous,
+    replaced_file,
+    run_folder,
+)
 from ntl_lightning.paths import expand_path
 
 __all__ = ["Merged", "PredictionFile", "merge_parts", "prediction_line"]
+
+_MOST_INTEGER_DIGITS = 640  # Python reads integers of so many digits under any setting.
 
 
 def prediction_line(sample: Answer, value: Decimal | None, target_value: Decimal | None) -> str:
@@ -29,7 +36,8 @@ def prediction_line(sample: Answer, value: Decimal | None, target_value: Decimal
 
     Args:
         sample: What was asked and answered.
-        value: The number in the answer. It is written with all its digits, as a JSON number;
+        value: The number in the answer. It is written with all its digits, as a JSON number, over
+            640 digits with an exponent;
             `json.loads(line, parse_float=Decimal)` reads it back without rounding.
         target_value: The number in the target; `error` is `value` minus this, exactly.
 
@@ -50,7 +58,9 @@ def prediction_line(sample: Answer, value: Decimal | None, target_value: Decimal
 
 
 def _literal(value: Decimal | None) -> str:
-    return "null" if value is None or not value.is_finite() else str(value)
+    if value is None or not value.is_finite():
+        return "null"
+    return str(value) if len(value.as_tuple().digits) <= _MOST_INTEGER_DIGITS else f"{value:E}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,8 @@ def merge_parts(parts: Sequence[Path], target: Path) -> Merged:
         with part.open("rb") as lines:
             offset = 0
             for line in lines:
-                index = json.loads(line, parse_int=int, parse_float=str)["index"]
+                # Other numbers may have more digits than `int` reads.
+                index = int(json.loads(line, parse_int=str, parse_float=str)["index"])
                 if places.setdefault(index, (number, offset)) != (number, offset):
                     num_duplicates += 1
                 offset += len(line)
@@ -116,7 +127,7 @@ class PredictionFile(Callback):
     earlier run is kept under a number, `predictions.1.jsonl`.
 
     Call `trainer.predict(..., return_predictions=False)`, or Lightning keeps all answers in memory
-    as well.
+    as well. `fast_dev_run` writes no file.
 
     Args:
         path: The file; `~` and `${VARIABLE}` are expanded. None: `predictions.jsonl` in the run
@@ -143,6 +154,9 @@ class PredictionFile(Callback):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open this rank's part of each file."""
+        if is_trial_run(trainer):
+            self._messages.append("fast_dev_run: no file is written")
+            return
         self._targets = self._files_of_sets(pl_module, len(trainer.num_predict_batches))
         self._parts = [
             _part_of(target, trainer.global_rank, trainer.world_size) for target in self._targets
@@ -197,10 +211,12 @@ class PredictionFile(Callback):
                 f"{type(pl_module).__name__}.predict_step returned {type(outputs).__name__}; "
                 "PredictionFile needs a dict of the lists index, prompt, target and answer."
             )
+        if not self._open:  # a trial run
+            return
         part = self._open[dataloader_idx]
         for sample in answers:
-            value = number_in(sample.answer, pl_module)
-            part.write(prediction_line(sample, value, number_in(sample.target, pl_module)))
+            value, target = number_in(sample.answer), number_in(sample.target)
+            part.write(prediction_line(sample, value, target))
         part.flush()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -227,12 +243,18 @@ class PredictionFile(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Keep what is done and say where."""
-        if self._open:
-            self._close()
+        """Keep what is done and say where; a file without a line is removed."""
+        if not self._open:
+            return
+        self._close()
+        begun = [part for part in self._parts if part.stat().st_size]
+        for part in self._parts:
+            if part not in begun:
+                part.unlink()
+        if begun:
             rank_zero_warn(
                 "PredictionFile: predict did not end; the answers so far are in "
-                f"{', '.join(map(str, self._parts))}."
+                f"{', '.join(map(str, begun))}."
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

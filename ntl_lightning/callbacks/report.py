@@ -8,12 +8,13 @@ from typing import SupportsFloat
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ntl_lightning.callbacks.checkpoint import LastCheckpoint
 from ntl_lightning.callbacks.files import is_trial_run, keep_previous, replaced_file, run_folder
 
 __all__ = ["MetricsReport", "group_by_set", "merge_metrics", "metric_text", "number_text"]
@@ -249,14 +250,17 @@ class MetricsReport(Callback):
     """Prints all metrics in one table when a run ends, and writes them to a JSON file.
 
     After `fit` it shows the training metrics and those of the last validation, after `validate`
-    and `test` those of each set. `fast_dev_run` writes no file.
+    and `test` those of each set. `fast_dev_run` writes no file. Where the module has
+    `evaluation_results` (set -> metric -> value) of a set, these are taken: what is logged passes
+    through float32.
 
     Lightning prints a table of its own after `validate` and `test`; their `verbose=False` switches
     it off.
 
     Args:
         file_name: Name of the JSON file in the run folder: set -> metric -> value. Sets that are
-            already in the file stay.
+            already in the file stay; a new fit starts a new file and keeps the earlier one as
+            `metrics.1.json`, `metrics.2.json`, ...
     """
 
     def __init__(self, file_name: str = "metrics.json") -> None:
@@ -270,23 +274,39 @@ class MetricsReport(Callback):
         self._folder = run_folder(trainer)
         self._to_print = None
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Rename the file of an earlier run, unless `LastCheckpoint` says that this goes on."""
+        goes_on = any(
+            isinstance(callback, LastCheckpoint) and callback.goes_on(trainer)
+            for callback in trainer.checkpoint_callbacks
+        )
+        if goes_on or is_trial_run(trainer) or not trainer.is_global_zero:
+            return
+        path = self._folder / self.file_name
+        if kept := keep_previous(path):
+            rank_zero_info(f"The {path} of an earlier run is now {kept}.")
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report on a fit."""
-        self._report(trainer, f"Results of fit, step {trainer.global_step}")
+        self._report(trainer, pl_module, f"Results of fit, step {trainer.global_step}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report on `validate`; the validations of a fit are reported at its end."""
         if trainer.state.fn == TrainerFn.VALIDATING:
-            self._report(trainer, "Results of validate")
+            self._report(trainer, pl_module, "Results of validate")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report on `test`."""
-        self._report(trainer, "Results of test")
+        self._report(trainer, pl_module, "Results of test")
 
-    def _report(self, trainer: Trainer, title: str) -> None:
+    def _report(self, trainer: Trainer, pl_module: LightningModule, title: str) -> None:
         if not trainer.is_global_zero:
             return
         metrics = group_by_set(trainer.callback_metrics)
+        # Lightning logs in float32; the module may know better.
+        exact: Metrics = getattr(pl_module, "evaluation_results", {})
+        for set_name, values in metrics.items():
+            values.update(exact.get(set_name, {}))
         if not metrics:
             rank_zero_warn("MetricsReport: nothing was logged, so there is nothing to report.")
             return

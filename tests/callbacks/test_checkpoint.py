@@ -1,3 +1,4 @@
+import fsspec
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -17,7 +18,7 @@ SETTINGS = {
 }
 
 
-def fit(folder, *callbacks, **settings):
+def fit(folder, *callbacks, ckpt_path=None, **settings):
     module = NumberAwareLM(
         backbone=FromConfig("llama", SETTINGS), generation=Generation(during_fit=False)
     )
@@ -37,7 +38,7 @@ def fit(folder, *callbacks, **settings):
             **settings,
         }
     )
-    trainer.fit(module, data)
+    trainer.fit(module, data, ckpt_path=ckpt_path)
     return module, trainer
 
 
@@ -113,3 +114,15 @@ def test_the_last_checkpoint_of_an_earlier_run_in_the_same_folder_is_kept(tmp_pa
     fit(tmp_path, LastCheckpoint(), max_steps=1)
     assert (folder / "last.1.ckpt").read_text() == "precious"
     assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 1
+
+
+def test_a_fit_goes_on_from_a_remote_checkpoint_and_keeps_what_is_in_the_folder(tmp_path):
+    fit(tmp_path, LastCheckpoint(), max_steps=1)
+    fsspec.filesystem("memory").pipe("/a.ckpt", next(tmp_path.rglob("last.ckpt")).read_bytes())
+    with pytest.warns(UserWarning, match="is not empty"):
+        fit(tmp_path, LastCheckpoint(), max_steps=2, ckpt_path="memory://a.ckpt")
+    steps = {
+        path.name: torch.load(path, weights_only=True)["global_step"]
+        for path in tmp_path.rglob("*.ckpt")
+    }
+    assert steps == {"last.1.ckpt": 1, "last.ckpt": 2}

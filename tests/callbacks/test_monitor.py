@@ -99,6 +99,25 @@ def test_names_that_are_logged_pass(tmp_path: Path, make_trainer: MakeTrainer) -
     trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES))
 
 
+@pytest.mark.parametrize("names", [["val_0", "val_1"], ["val_easy", "val_far_out"]])
+def test_names_of_several_validation_sets_pass(make_trainer: MakeTrainer, names: list[str]) -> None:
+    class Several(FakeLM):
+        def log_names(self) -> set[str]:
+            return {"train/loss", "val/mae"}  # Before the data is there, no set is known.
+
+    def fit(monitor: str) -> None:
+        model = Several({name: {"mae": 1.0} for name in names})
+        model.set_names["val"] = names
+        trainer = make_trainer(MonitorCheck(), EarlyStopping(monitor=monitor))
+        trainer.fit(model, loader(SAMPLES), [loader(SAMPLES), loader(SAMPLES)])
+        assert trainer.global_step == 1
+
+    fit(f"{names[1]}/mae")
+    for wrong in (f"{names[1]}/mea", "val_/mae", "valid/mae", "val_/a/mae"):
+        with pytest.raises(ValueError, match=f"monitors '{wrong}', which is never logged"):
+            fit(wrong)
+
+
 def trainer_that_monitors(make_trainer: MakeTrainer, tmp_path: Path, **settings: Any) -> pl.Trainer:
     return make_trainer(
         MonitorCheck(),

@@ -227,7 +227,7 @@ def test_no_text_where_none_is_wanted(tmp_path: Path, make_trainer: MakeTrainer)
     ],
 )
 def test_result_of_an_answer(target: str | None, answer: str, result: str) -> None:
-    table = sample_table([Answer(0, "p", target, answer)], FakeLM())
+    table = sample_table([Answer(0, "p", target, answer)])
     assert table.splitlines()[-1].endswith(f"| {result} |")
 
 
@@ -249,7 +249,7 @@ AWKWARD = [
 
 @pytest.mark.parametrize("text", AWKWARD)
 def test_tensorboard_shows_any_text_as_it_is(text: str) -> None:
-    table = sample_table([Answer(0, text, text, text)], FakeLM())
+    table = sample_table([Answer(0, text, text, text)])
     html = as_tensorboard_shows(table)
     cells = [cell.split("</td>")[0] for cell in html.split("<td>")[1:]]
     shown = cells[0].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

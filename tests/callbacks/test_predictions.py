@@ -74,6 +74,25 @@ def test_line_is_strict_json_where_the_error_is_beyond_any_number() -> None:
     assert '"error": null' in line
 
 
+@pytest.mark.parametrize("digits", [640, 641, 5000])
+def test_long_numbers_can_be_read_by_any_program_and_lose_no_digit(
+    tmp_path: Path, make_trainer: MakeTrainer, digits: int
+) -> None:
+    # Python's own json reads no integer of over 4300 digits.
+    samples: list[Sample] = [("p", "1", "7" * digits), ("p", "1", f"1e{digits}"), ("p", "1", "2")]
+    make_trainer(PredictionFile()).predict(FakeLM(), loader(samples), return_predictions=False)
+    lines = (tmp_path / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0, 1, 2]
+    exact = [json.loads(line, parse_int=Decimal, parse_float=Decimal) for line in lines]
+    assert [line["value"] for line in exact] == [
+        Decimal("7" * digits),
+        Decimal(f"1e{digits}"),
+        Decimal(2),
+    ]
+    assert exact[0]["error"] == Decimal("7" * (digits - 1) + "6")
+    assert exact[1]["error"] == Decimal("9" * digits)
+
+
 def test_shuffled_input_is_put_in_order(tmp_path: Path, make_trainer: MakeTrainer) -> None:
     samples: list[Sample] = [(f"prompt {i}", "1", str(i)) for i in range(50)]
     shuffled = loader(samples, batch_size=3, order=[17 * i % 50 for i in range(50)])
@@ -131,10 +150,7 @@ def test_predictions_that_are_no_answers_are_refused(make_trainer: MakeTrainer) 
         def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
             return torch.zeros(2)
 
-    with (
-        pytest.raises(TypeError, match=r"Numbers\.predict_step returned Tensor"),
-        pytest.warns(UserWarning, match="predict did not end"),
-    ):
+    with pytest.raises(TypeError, match=r"Numbers\.predict_step returned Tensor"):
         make_trainer(PredictionFile()).predict(Numbers(), loader(SAMPLES), return_predictions=False)
 
 
@@ -164,6 +180,42 @@ def test_an_interrupted_run_leaves_what_it_has_done(
     assert len(lines_of(tmp_path / "predictions.jsonl.1.part")) == 4
     assert len(lines_of(tmp_path / "predictions.jsonl")) == 5
     assert "an interrupted run had left" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_before_the_first_answer_leaves_no_file(
+    tmp_path: Path, make_trainer: MakeTrainer
+) -> None:
+    class Fails(FakeLM):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):  # Warnings are errors here.
+        make_trainer(PredictionFile()).predict(Fails(), loader(SAMPLES), return_predictions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_several_sets_only_those_begun_are_named(
+    tmp_path: Path, make_trainer: MakeTrainer
+) -> None:
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        pytest.warns(UserWarning, match=r"so far are in [^,]*_easy.jsonl.part\.$"),
+    ):
+        make_trainer(PredictionFile()).predict(
+            FailsAtTheThirdBatch(), [loader(SAMPLES), loader(SAMPLES)], return_predictions=False
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions_easy.jsonl.part"]
+
+
+def test_fast_dev_run_writes_no_file_and_moves_none(
+    tmp_path: Path, make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "predictions.jsonl").write_text("precious")
+    trainer = make_trainer(PredictionFile(), fast_dev_run=True)
+    trainer.predict(FakeLM(), loader(SAMPLES), return_predictions=False)
+    (path,) = tmp_path.iterdir()
+    assert path.read_text() == "precious"
+    assert "fast_dev_run: no file is written" in capsys.readouterr().out
 
 
 def test_lines_are_in_the_part_file_as_soon_as_their_batch_is_done(

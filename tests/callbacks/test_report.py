@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 
-from ntl_lightning.callbacks import MetricsReport
+from ntl_lightning.callbacks import LastCheckpoint, MetricsReport
 from ntl_lightning.callbacks.report import group_by_set, merge_metrics, metric_text, number_text
 from tests.callbacks.conftest import MakeTrainer
 from tests.callbacks.fake import FakeLM, loader
@@ -222,6 +222,59 @@ def test_fit_validate_and_test_share_one_file(
     }
 
 
+def test_a_new_fit_keeps_the_results_of_the_one_before(
+    tmp_path: Path, make_trainer: MakeTrainer
+) -> None:
+    earlier = '{"test": {"mae": 1.0}}'
+    (tmp_path / "metrics.json").write_text(earlier)
+    make_trainer(MetricsReport()).fit(FakeLM(), loader(SAMPLES), loader(SAMPLES))
+    assert (tmp_path / "metrics.1.json").read_text() == earlier
+    assert set(json.loads((tmp_path / "metrics.json").read_text())) == {"train", "val"}
+
+
+@pytest.mark.filterwarnings("ignore:.*is not empty")
+def test_a_fit_that_goes_on_adds_to_its_results(tmp_path: Path, make_trainer: MakeTrainer) -> None:
+    def fit(**settings: object) -> None:
+        trainer = make_trainer(
+            MetricsReport(),
+            LastCheckpoint(),
+            enable_checkpointing=True,
+            max_epochs=settings.pop("max_epochs"),
+        )
+        trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES), **settings)
+
+    fit(max_epochs=1)
+    merge_metrics(tmp_path / "metrics.json", {"test": {"mae": 7.0}})
+    last = tmp_path / "checkpoints/last.ckpt"
+    copied = tmp_path / "elsewhere.ckpt"
+    copied.write_bytes(last.read_bytes())
+    fit(max_epochs=2, ckpt_path=last)
+    assert json.loads((tmp_path / "metrics.json").read_text())["test"] == {"mae": 7.0}
+    assert not (tmp_path / "metrics.1.json").exists()
+
+    fit(max_epochs=2, ckpt_path=copied)
+    assert json.loads((tmp_path / "metrics.1.json").read_text())["test"] == {"mae": 7.0}
+    assert "test" not in json.loads((tmp_path / "metrics.json").read_text())
+
+
+def test_values_that_float32_does_not_hold_are_those_of_the_module(
+    tmp_path: Path, make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = FakeLM(
+        {"val": {"mae": 1.0}, "test": {"mae": 16777217.0, "mine": 2.0}, "test_b": {"mae": 3.0}}
+    )
+    model.set_names["test"] = ["test", "test_b"]
+    model.evaluation_results = {"val": {"mae": 1.0}, "test": {"mae": 16777217.0}}
+    trainer = make_trainer(MetricsReport())
+    trainer.test(model, [loader(SAMPLES), loader(SAMPLES)], verbose=False)
+    assert trainer.callback_metrics["test/mae"] == 16777216  # the reason for all this
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {
+        "test": {"mae": 16777217.0, "mine": 2.0},
+        "test_b": {"mae": 3.0},
+    }
+    assert "1.678e+07" in capsys.readouterr().out
+
+
 def test_file_goes_to_the_loggers_folder(tmp_path: Path, make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(MetricsReport("result.json"), logger=CSVLogger(tmp_path, name="runs"))
     trainer.test(FakeLM(), loader(SAMPLES), verbose=False)
@@ -253,10 +306,12 @@ def test_a_fit_without_validation_says_so(
 def test_fast_dev_run_prints_but_writes_nothing(
     tmp_path: Path, make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "metrics.json").write_text("{}")
     trainer = make_trainer(MetricsReport(), fast_dev_run=True)
     trainer.fit(FakeLM(), loader(SAMPLES), loader(SAMPLES))
     assert "fast_dev_run: not written to a file." in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+    assert (tmp_path / "metrics.json").read_text() == "{}"
 
 
 def test_the_validations_of_a_fit_are_not_reported_one_by_one(
