@@ -54,14 +54,16 @@ _ANSWER_MARGIN = 8  # tokens that an answer may be longer than the longest targe
 class NumberAwareLM(LightningModule):
     """Trains a seq2seq or causal language model with number-aware loss terms.
 
-    Logged: `train/loss`, `train/<term>`, `train/number_tokens` (of the whole optimizer step),
-    `train/learning_rate` per step; and per validation or test set (`val`, `test`,
+    Logged: `train/loss` and `train/<term>` of this rank's micro-batch, `train/number_tokens` of the
+    whole optimizer step, `train/learning_rate`; and per validation or test set (`val`, `test`,
     `test_<name>`) `loss`, `<term>`, `perplexity`, `token_accuracy`, `num_label_tokens`,
     `num_number_tokens` (from the true prefix) and the `NumericMetrics` of the generated answers.
 
     Averages are exact: with `NumberDataModule` (or any loader in `StepTotals`) the gradient does
     not depend on how an optimizer step is split into micro-batches and ranks. With other loaders
-    each batch is averaged by its own counts.
+    each batch is averaged by its own counts. A batch is what `Collator` makes: `input_ids`,
+    `attention_mask`, `labels`, for causal models `first_label`, and in evaluation
+    `prompt_input_ids`, `prompt_attention_mask` and the lists `prompt`, `target`, `index`.
 
     Args:
         backbone: The language model.
@@ -138,8 +140,11 @@ class NumberAwareLM(LightningModule):
         self.model: PreTrainedModel | None = None
         self.training_mean: float | None = None
         """Mean of the numeric training targets, kept in the checkpoint."""
+        self.evaluation_results: dict[str, dict[str, float]] = {}
+        """Set name -> metric -> value of the latest evaluation, in float64."""
         self._longest_target = 0
-        self._steps_in_checkpoint = 0
+        self._warned_of_averages = False
+        self._trained_steps = 0
         self._averages: dict[str, TermAverages] = {}
         self._metrics: dict[str, NumericMetrics] = {}
 
@@ -170,7 +175,7 @@ class NumberAwareLM(LightningModule):
     @property
     def trained_steps(self) -> int:
         """Optimizer steps behind the weights, also where a checkpoint is only evaluated."""
-        return self.global_step or self._steps_in_checkpoint
+        return self._trained_steps
 
     @property
     def _datamodule(self) -> object | None:
@@ -190,38 +195,98 @@ class NumberAwareLM(LightningModule):
         Returns:
             logits (B, T'', V) and labels (B, T''), aligned.
         """
+        self._check_batch(batch)
         labels: Tensor = batch["labels"]
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         model = self.language_model
         if self.architecture == "seq2seq":
-            shift: Any = model.prepare_decoder_input_ids_from_labels
-            decoder_ids = shift(labels=labels)
+            decoder_ids = _decoder_inputs(model, labels)
             logits = model(**inputs, decoder_input_ids=decoder_ids, use_cache=False).logits
             return logits, labels
         # The position before a label predicts it; earlier positions need no logits.
-        first = max(batch.get("first_label", 1) - 1, 0)
-        keep = labels.shape[1] - first
+        first = max(batch["first_label"] - 1, 0)
         if "logits_to_keep" in signature(model.forward).parameters:
+            keep = labels.shape[1] - first
             logits = model(**inputs, logits_to_keep=keep, use_cache=False).logits
         else:
             logits = model(**inputs, use_cache=False).logits[:, first:]
         nothing = labels.new_full((len(labels), 1), IGNORE_INDEX)
         return logits, torch.cat([labels[:, first + 1 :], nothing], dim=1)
 
+    def _check_batch(self, batch: Mapping[str, Any], *also: str) -> None:
+        wanted = {"input_ids", "attention_mask", "labels", *also}
+        if self.architecture == "causal":
+            wanted.add("first_label")
+        missing = sorted(wanted - set(batch))
+        if missing or ("first_label" in batch) == (self.architecture == "seq2seq"):
+            raise ValueError(
+                f"the batch is not made for a {self.architecture} model (it holds "
+                f"{', '.join(sorted(batch))}; missing: {', '.join(missing) or 'nothing'}). Pass "
+                "NumberDataModule(architecture=model.architecture), or make batches with "
+                "ntl_lightning.data.Collator"
+            )
+        longest, width = self._max_positions, batch["input_ids"].shape[1]
+        if longest is not None and width > longest:
+            raise ValueError(
+                f"a sequence of {width} tokens is longer than the {longest} positions of "
+                "model.backbone (max_position_embeddings); shorten the texts, see "
+                "data.max_prompt_tokens and data.max_target_tokens, or take a longer model"
+            )
+
+    @property
+    def _max_positions(self) -> int | None:
+        config = self.language_model.config.get_text_config()
+        return getattr(config, "max_position_embeddings", None)
+
     # Training
+
+    def setup(self, stage: str) -> None:
+        """Refuse data that were prepared with another idea of what a number is."""
+        theirs = getattr(self._datamodule, "vocabulary", None)
+        if not isinstance(theirs, NumberVocabulary):
+            return
+        tokenizer: Any = getattr(self._datamodule, "tokenizer", self.tokenizer)
+        if tokenizer.get_vocab() != self.tokenizer.get_vocab():
+            raise ValueError("data.tokenizer is not model.tokenizer: give both the same settings")
+        if (theirs.token_ids, theirs.values) != (
+            self.vocabulary.token_ids,
+            self.vocabulary.values,
+        ):
+            raise ValueError(
+                f"data.number_tokens={theirs.kind!r} and data.largest_number_token="
+                f"{theirs.largest} are not those of the model, {self.vocabulary.kind!r} and "
+                f"{self.vocabulary.largest}: give both the same settings"
+            )
+
+    def _start(self, *, training: bool) -> None:
+        """Before anything runs: what is known of the data, and whether the precision can work."""
+        self._longest_target = max(
+            self._longest_target, getattr(self._datamodule, "longest_target", 0)
+        )
+        precision = str(self.trainer.precision)
+        model = self.language_model
+        is_float16 = precision == "16-true" or any(
+            parameter.dtype == torch.float16 for parameter in model.parameters()
+        )
+        model_type = model.config.model_type
+        if model_type in FLOAT16_OVERFLOWS and (is_float16 or precision == "16-mixed"):
+            raise ValueError(
+                f"the activations of {model_type} models leave float16's range and the loss "
+                f"becomes NaN (trainer.precision={precision}); use bf16-mixed or 32-true, and "
+                "float32 or bfloat16 for model.backbone.dtype"
+            )
+        if training and is_float16:
+            raise ValueError(
+                "weights in float16 cannot be trained: their updates vanish. Leave "
+                "model.backbone.dtype at float32 and set trainer.precision to 16-mixed or "
+                "bf16-mixed"
+            )
 
     def on_fit_start(self) -> None:
         """Refuse runs that cannot learn what they are meant to."""
-        precision = str(self.trainer.precision)
-        model_type = self.language_model.config.model_type
-        if precision in ("16-mixed", "16-true") and model_type in FLOAT16_OVERFLOWS:
-            raise ValueError(
-                f"trainer.precision={precision}: the activations of {model_type} models leave "
-                "float16's range and the loss becomes NaN; use bf16-mixed or 32-true"
-            )
-        data = self._datamodule
-        self.training_mean = getattr(data, "training_mean", None)
-        coverage = getattr(data, "label_coverage", None)
+        self._start(training=True)
+        self.training_mean = getattr(self._datamodule, "training_mean", None)
+        coverage = getattr(self._datamodule, "label_coverage", None)
         if coverage is not None and coverage.numbers == 0 and self.objective.needs_numbers:
             raise ValueError(
                 f"no label of the training data is a number token (model.number_tokens="
@@ -230,25 +295,19 @@ class NumberAwareLM(LightningModule):
                 "model.tokenizer with digit_level: true or model.number_tokens=integers, look at "
                 "`python -m ntl_lightning inspect-tokenizer`, or train with CrossEntropy alone"
             )
-        if self.trainer.world_size * self.trainer.accumulate_grad_batches > 1 and data is None:
-            rank_zero_warn(
-                "Each batch is averaged by its own token counts, so gradients depend on how a step "
-                "is split; wrap the training loader in ntl_lightning.data.StepTotals"
-            )
-
-    def _check_batch(self, batch: Mapping[str, Any]) -> None:
-        if ("first_label" in batch) == (self.architecture == "seq2seq"):
-            raise ValueError(
-                f"data.architecture does not fit: the batch is not made for a {self.architecture} "
-                "model; pass NumberDataModule(architecture=model.architecture)"
-            )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The objective on one micro-batch, scaled so that accumulated gradients are exact."""
-        if batch_idx == 0:
-            self._check_batch(batch)
         logits, labels = self(batch)
         totals = batch.get("step_totals")
+        num_parts = self.trainer.accumulate_grad_batches * self.trainer.world_size
+        if totals is None and num_parts > 1 and not self._warned_of_averages:
+            self._warned_of_averages = True
+            rank_zero_warn(
+                "The training loader gives no step totals, so each batch is averaged by its own "
+                "token counts and gradients depend on how a step is split. Wrap the loader in "
+                "ntl_lightning.data.StepTotals."
+            )
         result = self.objective(
             logits,
             labels,
@@ -260,7 +319,11 @@ class NumberAwareLM(LightningModule):
         if totals is None:
             return result.loss
         # Lightning divides by the accumulated batches, the strategy by the ranks.
-        return result.loss * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
+        return result.loss * num_parts
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Remember the steps behind the weights, also for another Trainer."""
+        self._trained_steps = self.global_step
 
     def _log_training(self, result: ObjectiveResult, totals: Mapping[str, float]) -> None:
         size = max(result.counts["tokens"], 1)
@@ -307,7 +370,8 @@ class NumberAwareLM(LightningModule):
         if self.generation.during_fit:
             per_set |= set(
                 NumericMetrics.names(
-                    training_mean=self.training_mean is not None,
+                    # Known only once the data are read; a callback may ask before.
+                    training_mean=True,
                     length_limit=True,
                     expected_values=True,
                 )
@@ -324,9 +388,14 @@ class NumberAwareLM(LightningModule):
         self._metrics = {
             name: NumericMetrics(training_mean=self.training_mean).to(self.device) for name in names
         }
-        self._longest_target = max(
-            self._longest_target, getattr(self._datamodule, "longest_target", 0)
-        )
+
+    def on_validation_start(self) -> None:
+        """Take the length limit from the data."""
+        self._start(training=False)
+
+    def on_test_start(self) -> None:
+        """Take the length limit from the data."""
+        self._start(training=False)
 
     def on_validation_epoch_start(self) -> None:
         """Fresh metrics for every named set."""
@@ -349,19 +418,30 @@ class NumberAwareLM(LightningModule):
         return self._longest_target + _ANSWER_MARGIN
 
     def _answer(self, batch: Mapping[str, Any]) -> tuple[list[str], list[bool]]:
+        prompts = batch["prompt_input_ids"]
+        limit, positions = self.max_new_tokens, self._max_positions
+        if positions is not None:
+            used = prompts.shape[1] if self.architecture == "causal" else 1
+            if used >= positions:
+                raise ValueError(
+                    f"a prompt of {used} tokens leaves no room for an answer in the {positions} "
+                    "positions of model.backbone (max_position_embeddings)"
+                )
+            limit = min(limit, positions - used)
         ids, hit_limit = generate(
             self.language_model,
             self.tokenizer,
-            batch["prompt_input_ids"],
+            prompts,
             batch["prompt_attention_mask"],
             self.generation,
-            self.max_new_tokens,
+            limit,
         )
         return [decode_answer(self.tokenizer, row) for row in ids], hit_limit
 
     def _evaluation_step(
         self, batch: dict[str, Any], stage: Stage, dataloader_idx: int
     ) -> dict[str, list[Any]]:
+        self._check_batch(batch, *_EVALUATION_KEYS)
         name = self.set_name(stage, dataloader_idx)
         logits, labels = self(batch)
         result = self.objective(logits, labels, step=self.trained_steps)
@@ -418,6 +498,8 @@ class NumberAwareLM(LightningModule):
             values["loss"] = self.objective.combine(values, self.trained_steps)
             if answered:
                 values |= self._metrics[name].compute()
+            if not self.trainer.sanity_checking:
+                self.evaluation_results[name] = {key: v.item() for key, v in values.items()}
             self.log_dict(
                 {f"{name}/{key}": value.to(self.device) for key, value in values.items()},
                 # All ranks hold the same, already reduced values.
@@ -433,15 +515,15 @@ class NumberAwareLM(LightningModule):
         self._log_evaluation()
 
     def on_predict_start(self) -> None:
-        """Take the length limit from the data."""
-        self._longest_target = max(
-            self._longest_target, getattr(self._datamodule, "longest_target", 0)
-        )
+        """Take the length limit from the data, or say that it is missing."""
+        self._start(training=False)
+        _ = self.max_new_tokens
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
     ) -> dict[str, list[Any]]:
         """Answers by generation; targets are passed through where the data has them."""
+        self._check_batch(batch, *_EVALUATION_KEYS)
         answers, _ = self._answer(batch)
         rows = [i for i, index in enumerate(batch["index"]) if index >= 0]
         output = {key: batch[key] for key in ("prompt", "target", "index")} | {"answer": answers}
@@ -461,8 +543,21 @@ class NumberAwareLM(LightningModule):
         kept = checkpoint.get("number_aware", {})
         self.training_mean = kept.get("training_mean")
         self._longest_target = kept.get("longest_target", 0)
-        self._steps_in_checkpoint = checkpoint.get("global_step", 0)
+        self._trained_steps = checkpoint.get("global_step", 0)
 
+
+def _decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
+    """The labels moved right by one behind the start token, (B, T')."""
+    shift: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is not None:
+        return shift(labels=labels)
+    config = model.config
+    start = labels.new_full((len(labels), 1), config.decoder_start_token_id)
+    moved = torch.cat([start, labels[:, :-1]], dim=1)
+    return moved.masked_fill(moved == IGNORE_INDEX, config.pad_token_id)
+
+
+_EVALUATION_KEYS = ("prompt_input_ids", "prompt_attention_mask", "prompt", "target", "index")
 
 _KINDS: dict[str, type] = {
     "backbone": Backbone,

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor as HuggingFaceAdafactor
-from transformers import (
-    get_constant_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup,
-    get_inverse_sqrt_schedule,
-)
 
 __all__ = [
     "Adafactor",
@@ -35,7 +30,11 @@ class OptimizerSpec(ABC):
 
 
 class LRSchedule(ABC):
-    """How the learning rate changes, by optimizer step."""
+    """How the learning rate changes, by optimizer step.
+
+    The warm-ups here reach the peak with their last step and begin above zero, so that no step is
+    wasted; those of transformers give the first step a rate of zero.
+    """
 
     @abstractmethod
     def build(self, optimizer: Optimizer, num_steps: int | None) -> LRScheduler:
@@ -115,6 +114,11 @@ def _warmup_steps(warmup: float, num_steps: int | None, where: str) -> int:
     return max(1, round(warmup * num_steps))
 
 
+def _rising(step: int, warmup: int) -> float:
+    """Share of the peak at a step, counted from 0, of a linear warm-up of so many steps."""
+    return min(1.0, (step + 1) / max(warmup, 1))
+
+
 def _check_warmup(warmup: float, where: str) -> None:
     if not (math.isfinite(warmup) and warmup >= 0) or (warmup > 1 and warmup != int(warmup)):
         raise ValueError(
@@ -144,12 +148,16 @@ class CosineLR(LRSchedule):
                 "CosineLR falls until the run's end, but the run has none; set trainer.max_steps "
                 "or trainer.max_epochs, or take InverseSquareRootLR or ConstantLR"
             )
-        return get_cosine_with_min_lr_schedule_with_warmup(
-            optimizer,
-            num_warmup_steps=_warmup_steps(self.warmup, num_steps, "CosineLR"),
-            num_training_steps=num_steps,
-            min_lr_rate=self.final_factor,
-        )
+        warmup = _warmup_steps(self.warmup, num_steps, "CosineLR")
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return _rising(step, warmup)
+            share = min(1.0, (step + 1 - warmup) / max(num_steps - warmup, 1))
+            cosine = (1 + math.cos(math.pi * share)) / 2
+            return self.final_factor + (1 - self.final_factor) * cosine
+
+        return LambdaLR(optimizer, factor)
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,10 @@ class InverseSquareRootLR(LRSchedule):
     def build(self, optimizer: Optimizer, num_steps: int | None) -> LRScheduler:
         """The scheduler; needs no end of the run where the warm-up is in steps."""
         steps = _warmup_steps(self.warmup, num_steps, "InverseSquareRootLR")
-        return get_inverse_sqrt_schedule(optimizer, num_warmup_steps=steps)
+        return LambdaLR(
+            optimizer,
+            lambda step: min(_rising(step, steps), math.sqrt(steps / max(step + 1, steps))),
+        )
 
 
 @dataclass(frozen=True)
@@ -183,4 +194,4 @@ class ConstantLR(LRSchedule):
     def build(self, optimizer: Optimizer, num_steps: int | None) -> LRScheduler:
         """The scheduler; needs no end of the run where the warm-up is in steps."""
         steps = _warmup_steps(self.warmup, num_steps, "ConstantLR")
-        return get_constant_schedule_with_warmup(optimizer, num_warmup_steps=steps)
+        return LambdaLR(optimizer, lambda step: _rising(step, steps))

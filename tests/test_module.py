@@ -16,7 +16,7 @@ from ntl_lightning import NumberAwareLM, NumberDataModule
 from ntl_lightning.backbones import FromConfig, Pretrained
 from ntl_lightning.data import Example, Source
 from ntl_lightning.evaluation import Generation
-from ntl_lightning.losses import CrossEntropy, ExpectedValue, Wasserstein
+from ntl_lightning.losses import CrossEntropy, ExpectedValue, LinearWarmup, Wasserstein
 from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
 from ntl_lightning.optimization import AdamW, ConstantLR, LRSchedule, OptimizerSpec
 
@@ -315,6 +315,7 @@ def test_epoch_averages_weigh_every_number_not_every_batch(tmp_path):
         return logits, labels
 
     module.forward = forward
+    module._check_batch = lambda *args: None
     rows = torch.full((2, 1, 9), -100)
     rows[0, 0, 0] = ids[0]
     rows[1, 0, :] = ids[0]
@@ -381,19 +382,34 @@ def test_answers_are_as_long_as_configured_or_as_the_data_asks_never_twenty(
     assert logged["val/length_limit_rate"] == 1
 
 
-def test_answers_are_greedy_even_if_the_checkpoint_prefers_to_sample():
+@pytest.mark.parametrize(
+    "preferences",
+    [
+        {"do_sample": True, "temperature": 5.0, "repetition_penalty": 3.0},
+        {"min_length": 10},
+        {"min_new_tokens": 6},
+        {"suppress_tokens": [0, 1, 2, 20, 21]},
+        {"begin_suppress_tokens": [20, 21, 22]},
+        {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 2.0},
+        {"no_repeat_ngram_size": 1, "max_length": 3},
+    ],
+    ids=lambda preferences: "+".join(preferences),
+)
+def test_answers_are_greedy_whatever_the_checkpoint_prefers(preferences):
     seed_everything(0)
     module = NumberAwareLM(backbone=TINY_LLAMA, generation=Generation(max_new_tokens=6))
     module.configure_model()
     module.eval()
-    config = module.model.generation_config
-    config.do_sample, config.temperature, config.repetition_penalty = True, 5.0, 3.0
     ids = torch.tensor([module.tokenizer("1+1=")["input_ids"]])
     batch = {"prompt_input_ids": ids, "prompt_attention_mask": torch.ones_like(ids)}
+    for key, value in preferences.items():
+        setattr(module.model.generation_config, key, value)
     answers = {module._answer(batch)[0][0] for _ in range(3)}
     for _ in range(6):
         ids = torch.cat([ids, module.model(ids).logits[:, -1:].argmax(-1)], dim=1)
     assert answers == {module.tokenizer.decode(ids[0, 4:], skip_special_tokens=True)}
+    for key, value in preferences.items():
+        assert getattr(module.model.generation_config, key) == value
 
 
 def test_the_expected_value_answer_is_the_mean_before_the_first_label(tmp_path):
@@ -431,8 +447,30 @@ def test_t5_in_float16_is_refused_with_the_reason(tmp_path, precision, monkeypat
     module.configure_model()
     module._trainer = type("T", (), {"precision": precision, "datamodule": None})()
     monkeypatch.setattr(NumberAwareLM, "trainer", property(lambda self: self._trainer))
-    with pytest.raises(ValueError, match=f"{precision}: the activations of t5 .* bf16-mixed"):
+    with pytest.raises(
+        ValueError, match=f"activations of t5 .*precision={precision}.* use bf16-mixed"
+    ):
         module.on_fit_start()
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "predict"])
+def test_float16_weights_of_t5_are_refused_in_every_stage(tmp_path, stage):
+    tokenizer = ArithmeticTokenizer()
+    TINY_T5.build(tokenizer.load()).half().save_pretrained(tmp_path / "m")
+    module = NumberAwareLM(backbone=Pretrained(str(tmp_path / "m"), dtype="float16"))
+    sets = {"train": [Pairs(MIXED)], "val": [Pairs(MIXED)], "test": {"test": [Pairs(MIXED)]}}
+    data = NumberDataModule(**sets, architecture="seq2seq")
+    with pytest.raises(ValueError, match="activations of t5 models leave float16's range"):
+        getattr(trainer_for(tmp_path, max_epochs=1), stage)(module, data)
+
+
+def test_weights_in_float16_are_not_trained_in_vain(tmp_path):
+    tokenizer = ArithmeticTokenizer()
+    TINY_LLAMA.build(tokenizer.load()).half().save_pretrained(tmp_path / "m")
+    module = NumberAwareLM(backbone=Pretrained(str(tmp_path / "m"), dtype="float16"))
+    data = NumberDataModule(train=[Pairs(MIXED)])
+    with pytest.raises(ValueError, match="weights in float16 cannot be trained"):
+        fitted(tmp_path, module, data, max_epochs=1)
 
 
 def test_bfloat16_keeps_a_large_t5_loss_within_one_percent(tmp_path):
@@ -489,11 +527,136 @@ def test_several_named_test_sets_are_logged_apart(tmp_path):
     assert logged["test_far/num_samples"] == 3
 
 
-def test_a_batch_made_for_the_other_architecture_is_refused(tmp_path):
-    module = NumberAwareLM(backbone=TINY_T5)
-    data = NumberDataModule(train=[Pairs(MIXED)], val=[], architecture="causal")
-    with pytest.raises(ValueError, match="not made for a seq2seq model"):
+@pytest.mark.parametrize("stage", ["fit", "validate", "predict"])
+@pytest.mark.parametrize(
+    ("backbone", "made_for", "kind"),
+    [(TINY_T5, "causal", "seq2seq"), (TINY_LLAMA, "seq2seq", "causal")],
+)
+def test_a_batch_made_for_the_other_architecture_is_refused(
+    tmp_path, stage, backbone, made_for, kind
+):
+    module = NumberAwareLM(backbone=backbone)
+    sets = {"train": [Pairs(MIXED)], "val": [Pairs(MIXED)], "test": {"test": [Pairs(MIXED)]}}
+    data = NumberDataModule(**sets, architecture=made_for)
+    with pytest.raises(ValueError, match=f"not made for a {kind} model"):
+        getattr(trainer_for(tmp_path, max_epochs=1), stage)(module, data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenizer": ArithmeticTokenizer()}, r"data\.tokenizer is not model\.tokenizer"),
+        ({"number_tokens": "digits"}, r"data\.number_tokens='digits' .* not those of the model"),
+        ({"largest_number_token": 99}, r"data\.largest_number_token=99 are not those"),
+    ],
+)
+def test_data_that_count_other_numbers_than_the_model_are_refused(tmp_path, settings, message):
+    """Otherwise the losses would be divided by the wrong counts."""
+    shared = {"tokenizer": ArithmeticTokenizer(number_width=3), "number_tokens": "integers"}
+    module = NumberAwareLM(backbone=TINY_LLAMA, **shared)
+    data = NumberDataModule(train=[Pairs(MIXED)], **{**shared, **settings})
+    with pytest.raises(ValueError, match=message):
         fitted(tmp_path, module, data, max_epochs=1)
+
+
+def test_sequences_longer_than_the_models_positions_are_refused(tmp_path):
+    short = FromConfig("gpt2", {**TINY_GPT2.settings, "n_positions": 5})
+    data = NumberDataModule(train=[Pairs((("1+1=", "12345"),))])
+    with pytest.raises(ValueError, match="10 tokens is longer than the 5 positions"):
+        fitted(tmp_path, NumberAwareLM(backbone=short), data, max_epochs=1)
+
+
+def test_answers_stop_where_the_models_positions_end(tmp_path):
+    backbone = FromConfig("gpt2", {**TINY_GPT2.settings, "n_positions": 8})
+    module = NumberAwareLM(backbone=backbone, generation=Generation(max_new_tokens=50))
+    module.configure_model()
+    module.eval()
+    for tokens, length in (("1+1=", 4), ("1+1=2+3", 1)):
+        ids = torch.tensor([module.tokenizer(tokens)["input_ids"]])
+        batch = {"prompt_input_ids": ids, "prompt_attention_mask": torch.ones_like(ids)}
+        module.model.generation_config.eos_token_id = None
+        answers, _ = module._answer(batch)
+        assert len(answers[0]) <= length
+    ids = torch.ones(1, 8, dtype=torch.long)
+    batch = {"prompt_input_ids": ids, "prompt_attention_mask": torch.ones_like(ids)}
+    with pytest.raises(ValueError, match="8 tokens leaves no room for an answer in the 8"):
+        module._answer(batch)
+
+
+def test_a_seq2seq_model_without_a_shift_of_its_own_starts_with_the_start_token(tmp_path):
+    backbone = FromConfig(
+        "m2m_100",
+        {
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "max_position_embeddings": 64,
+        },
+    )
+    module = NumberAwareLM(backbone=backbone)
+    data = NumberDataModule(train=[Pairs(MIXED)], architecture="seq2seq")
+    trainer = fitted(tmp_path, module, data, max_epochs=1)
+    assert trainer.callback_metrics["train/loss"].isfinite()
+
+
+def test_a_loader_without_step_totals_is_warned_of_under_accumulation(tmp_path):
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    ids = torch.tensor([[5, 6, 7, 25]])
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids,
+        "first_label": 1,
+    }
+    trainer = trainer_for(tmp_path, max_epochs=1, accumulate_grad_batches=2)
+    with pytest.warns(UserWarning, match="gives no step totals"):
+        trainer.fit(module, DataLoader([batch] * 4, batch_size=None))
+
+
+def test_the_steps_behind_the_weights_are_known_to_another_trainer(tmp_path):
+    seed_everything(0)
+    terms = [CrossEntropy(), Wasserstein(weight=1.0, schedule=LinearWarmup(steps=2))]
+    module = NumberAwareLM(backbone=TINY_LLAMA, loss_terms=terms)
+    data = NumberDataModule(train=[Pairs(MIXED)], test={"test": [Pairs(MIXED)]}, batch_size=4)
+    trainer = fitted(tmp_path, module, data, max_epochs=1)
+    (same,) = trainer.test(module, data, verbose=False)
+    (other,) = trainer_for(tmp_path).test(module, data, verbose=False)
+    assert module.trained_steps == 4
+    assert other["test/loss"] == same["test/loss"]
+    assert other["test/loss"] == pytest.approx(
+        other["test/cross_entropy"] + other["test/ntl_was"], rel=1e-5
+    )
+
+
+def test_a_fit_without_validation_leaves_the_length_of_its_targets(tmp_path):
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    data = NumberDataModule(train=[Pairs(MIXED)])
+    trainer = fitted(tmp_path, module, data, max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    loaded = NumberAwareLM.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert loaded.max_new_tokens == data.longest_target + 8
+
+
+def test_prediction_without_a_known_length_says_so_before_it_starts(tmp_path):
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    ids = torch.ones(1, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match="max_new_tokens is not set and the data"):
+        trainer_for(tmp_path).predict(module, DataLoader([{"input_ids": ids}], batch_size=None))
+
+
+def test_results_of_an_evaluation_are_kept_in_float64(tmp_path):
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    module.configure_model()
+    module._answer = lambda batch: (["16777217", "16777218"], [False] * 2)
+    data = NumberDataModule(
+        train=[Pairs(MIXED)], val=[Pairs((("a", "0"), ("b", "1")))], batch_size=2
+    )
+    trainer_for(tmp_path).validate(module, data, verbose=False)
+    assert module.evaluation_results["val"]["mae"] == 16777217.0
 
 
 def test_objects_in_place_of_settings_are_refused():

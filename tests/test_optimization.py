@@ -27,11 +27,17 @@ def factors(schedule, num_steps, total):
 
 
 def test_cosine_rises_to_the_peak_and_falls_to_the_final_factor():
-    got = factors(CosineLR(warmup=0.1, final_factor=0.1), 101, 100)
-    assert got[:11] == pytest.approx([i / 10 for i in range(11)])
-    for step in (10, 33, 55, 99, 100):
-        cosine = (1 + math.cos(math.pi * (step - 10) / 90)) / 2
+    got = factors(CosineLR(warmup=0.1, final_factor=0.1), 100, 100)
+    assert got[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    for step in (10, 33, 55, 99):
+        cosine = (1 + math.cos(math.pi * (step - 9) / 90)) / 2
         assert got[step] == pytest.approx(0.1 + 0.9 * cosine)
+    assert got[99] == pytest.approx(0.1)
+
+
+def test_a_run_of_one_step_moves_the_weights():
+    for schedule in (CosineLR(), ConstantLR(warmup=10), InverseSquareRootLR(warmup=10)):
+        assert factors(schedule, 1, 1)[0] > 0
 
 
 def test_warmup_may_be_in_steps_or_a_share_of_the_run():
@@ -40,12 +46,13 @@ def test_warmup_may_be_in_steps_or_a_share_of_the_run():
 
 def test_inverse_square_root_falls_with_the_root_of_the_steps():
     got = factors(InverseSquareRootLR(warmup=4), 17, None)
-    assert got[:5] == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
-    assert got[16] == pytest.approx(0.5)
+    assert got[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, math.sqrt(4 / 5)])
+    assert got[15] == pytest.approx(0.5)
 
 
 def test_constant_stays_at_the_peak():
-    assert factors(ConstantLR(warmup=2), 5, None) == pytest.approx([0, 0.5, 1, 1, 1])
+    assert factors(ConstantLR(warmup=2), 5, None) == pytest.approx([0.5, 1, 1, 1, 1])
+    assert factors(ConstantLR(), 2, None) == pytest.approx([1, 1])
 
 
 class Small(nn.Module):

@@ -59,33 +59,41 @@ def generate(
         tokenizer: Names the end-of-sequence and padding tokens.
         input_ids: (B, T) int64 prompts, for causal models padded on the left.
         attention_mask: (B, T) 1 on tokens, 0 on padding.
-        settings: Greedy, beam or sampled. Every field that a checkpoint's own generation
-            configuration could set is given here, so that configuration has no say.
+        settings: Greedy, beam or sampled. Of the checkpoint's own generation configuration only
+            the special tokens are used.
         max_new_tokens: Length limit.
 
     Returns:
         The answers' token ids without prompt and padding, end of sequence included, and for each
         whether it ran into the limit without an end of sequence.
     """
-    own = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
+    checkpoints_own = model.generation_config
+    ends = checkpoints_own.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
     pad_id = tokenizer.pad_token_id
-    config = GenerationConfig(
+    # transformers fills what a call leaves open from the model's configuration: minimum lengths,
+    # banned tokens, penalties. None of that belongs to a measurement.
+    model.generation_config = GenerationConfig(
+        bos_token_id=checkpoints_own.bos_token_id,
+        decoder_start_token_id=checkpoints_own.decoder_start_token_id,
+        forced_bos_token_id=checkpoints_own.forced_bos_token_id,
+        eos_token_id=sorted(ends),
+        pad_token_id=tokenizer.eos_token_id if pad_id is None else pad_id,
         max_new_tokens=max_new_tokens,
         num_beams=settings.num_beams,
         do_sample=settings.sample,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=0 if settings.sample else 50,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        eos_token_id=sorted(ends),
-        pad_token_id=tokenizer.eos_token_id if pad_id is None else pad_id,
-        decoder_start_token_id=model.generation_config.decoder_start_token_id,
+        **(
+            {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
+            if settings.sample
+            else {}
+        ),
     )
-    output: Tensor = model.generate(  # type: ignore[operator]
-        input_ids, attention_mask=attention_mask, generation_config=config
-    )
+    try:
+        output: Tensor = model.generate(  # type: ignore[operator]
+            input_ids, attention_mask=attention_mask
+        )
+    finally:
+        model.generation_config = checkpoints_own
     start = 1 if model.config.is_encoder_decoder else input_ids.shape[1]
     answers, hit_limit = [], []
     for row in output[:, start:].tolist():
