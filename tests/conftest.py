@@ -9,8 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
+# Tensors are small here: more threads only fight for the cores, also in started processes.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -20,6 +24,23 @@ settings.register_profile("ntl_lightning", deadline=None)
 settings.load_profile("ntl_lightning")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def assert_command_is_accepted(words: list[str], folder: Path) -> None:
+    """A command of the documentation is parsed with all its options, and then not run.
+
+    Args:
+        words: The command from its subcommand on, with paths as seen from the repository.
+        folder: An empty one; it becomes the folder of the runs.
+    """
+    from ntl_lightning.cli import main
+
+    words = [str(ROOT / word) if word.startswith("configs/") else word for word in words]
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    torch.save({"hyper_parameters": {}}, folder / "checkpoints" / "last.ckpt")
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--trainer.default_root_dir", str(folder), "--print_config"])
+    assert stop.value.code == 0
 
 
 @pytest.fixture(scope="session")

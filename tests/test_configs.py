@@ -17,7 +17,7 @@ from ntl_lightning.data import Source
 from ntl_lightning.losses import LossTerm, WeightSchedule
 from ntl_lightning.numbers import NumberFormat, Tokenizer
 from ntl_lightning.optimization import LRSchedule, OptimizerSpec
-from tests.conftest import ROOT
+from tests.conftest import ROOT, assert_command_is_accepted
 
 CONFIGS = ROOT / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
@@ -66,6 +66,18 @@ def test_a_configuration_opens_with_what_it_is_and_its_own_commands(path: Path) 
     assert [shlex.split(command)[3] for command in commands] == ["fit", "test"]
     if "${NTL_ASSETS}" in path.read_text(encoding="utf-8"):
         assert any(line.startswith("Needs: NTL_ASSETS") for line in rest)
+
+
+@every_config
+def test_the_commands_of_a_configuration_are_accepted(
+    path: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "${NTL_ASSETS}" in path.read_text(encoding="utf-8"):
+        monkeypatch.setenv("NTL_ASSETS", str(request.getfixturevalue("assets")))
+    for line in header(path):
+        if "ntl_lightning" in line:
+            words = shlex.split(line.removeprefix("Run:"))
+            assert_command_is_accepted(words[3:], tmp_path)
 
 
 @every_config
