@@ -10,6 +10,7 @@ from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
+from glob import escape, glob
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -66,7 +67,7 @@ class RunConfig(SaveConfigCallback):
         path = self._folder / f"config_{command}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         keep_previous(path)
-        self.parser.save(self.config, str(path), skip_none=False)
+        self.parser.save(self.config, str(path), skip_none=False, multifile=False)
 
 
 class NumberCLI(LightningCLI):
@@ -136,23 +137,29 @@ class NumberCLI(LightningCLI):
         Raises:
             ArgumentError: If an option is unknown or its value has the wrong type.
             ValueError: If there is no such checkpoint, its settings cannot be read, or a
-                configuration file sets in `data` what is linked from `model`.
+                configuration file sets a key twice, sets in `data` what is linked from `model`,
+                or leaves a section to another file.
         """
         given = sys.argv[1:] if args is None else list(args)
         # Which options exist depends on the classes in the checkpoint: look for that first.
         with suppress(ArgumentError):
             early = parser.parse_args(_without(("--model", "--print_config"), given))
             self._read_checkpoint(early[early.subcommand])
-        saved = self._command_parsers[0].get_defaults()
         early = parser.parse_args(_without(("--print_config",), given))
         command = early.subcommand
+        if self._checkpoint is None and early[command].ckpt_path:
+            # The model was complete only with its options.
+            self._read_checkpoint(early[command])
+            early = parser.parse_args(_without(("--print_config",), given))
+        saved = self._command_parsers[0].get_defaults()
+        _refuse_section_files(early[command])
         for name, value in vars(early[command].model).items():
             class_path = value.get("class_path") if isinstance(value, Namespace) else None
             if class_path is not None and not _same_class(class_path, saved.model[name].class_path):
                 self._set_defaults({f"model.{name}": {"class_path": class_path}})
         appended = {match[1] for arg in given if (match := _APPEND.match(arg))}
         for file in [*(early.get("config") or []), *(early[command].get("config") or [])]:
-            content = yaml.safe_load(file.get_content()) if file is not None else None
+            content = _read_yaml(file.get_content(), str(file)) if file is not None else None
             if isinstance(content, dict):
                 content = content.get(command, content)
                 _refuse_linked_keys(content, str(file))
@@ -174,7 +181,7 @@ class NumberCLI(LightningCLI):
     def _read_checkpoint(self, config: Namespace) -> None:
         if not config.ckpt_path:
             return
-        self._checkpoint = _find_checkpoint(config.ckpt_path, _run_roots(config))
+        self._checkpoint = _find_checkpoint(config.ckpt_path, _run_folders(config))
         try:
             self._set_defaults(_saved_settings(self._checkpoint))
         except KeyError as error:
@@ -204,8 +211,8 @@ class NumberCLI(LightningCLI):
         if self._checkpoint is None and command != "fit":
             rank_zero_warn(
                 f"{command} without --ckpt_path: the weights that model.backbone starts from are "
-                "used, nothing trained here. --ckpt_path last takes the newest checkpoint below "
-                "trainer.default_root_dir."
+                "used, nothing trained here. --ckpt_path last takes the newest checkpoint of the "
+                "runs in trainer.default_root_dir."
             )
         if command in ("validate", "test"):
             config.verbose = False  # MetricsReport prints the table.
@@ -232,6 +239,36 @@ def _write_out_lists(parser: LightningArgumentParser) -> None:
 def _same_class(one: str, other: str) -> bool:
     """Whether two paths lead to one class, such as that of a package and that of its file."""
     return locate(one) is locate(other)
+
+
+def _refuse_section_files(config: Namespace) -> None:
+    """Sections in files of their own, such as `--data data.yaml`: nothing looks into these."""
+    for name, section in vars(config).items():
+        if isinstance(section, Namespace) and "__path__" in section:
+            raise ValueError(
+                f"{name} is the file {section['__path__']}; write its content below `{name}:` in "
+                "a file for --config (several are merged: --config a.yaml --config b.yaml)"
+            )
+
+
+class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+    """Refuses a key that a mapping holds twice, of which YAML silently takes the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                line = key.start_mark.line + 1
+                raise ValueError(f"{self.name}, line {line}: {key.value} is set a second time")
+            seen.add(str(key.value))
+        return node
+
+
+def _read_yaml(text: str, file: str) -> object:
+    loader = _YamlLoader(text)
+    loader.name = file
+    return loader.get_single_data()
 
 
 def _refuse_linked_keys(content: dict[str, Any], file: str) -> None:
@@ -265,24 +302,33 @@ def _without(options: tuple[str, ...], args: Sequence[str]) -> list[str]:
     return kept
 
 
-def _run_roots(config: Namespace) -> list[Path]:
-    """The folders below which this command and others like it keep their checkpoints."""
+def _run_folders(config: Namespace) -> list[str]:
+    """Patterns of the folders in which fits with these settings keep their checkpoints.
+
+    No more than that: below a folder there may be those of other experiments.
+    """
+    root = escape(os.path.abspath(Path(config.trainer.default_root_dir or ".").expanduser()))
+    folders = [f"{root}/checkpoints", f"{root}/lightning_logs/*/checkpoints"]
     loggers = config.trainer.logger
-    folders = [config.trainer.default_root_dir]
     for logger in loggers if isinstance(loggers, list) else [loggers]:
-        if isinstance(logger, Namespace):
-            folders.append(logger.get("init_args.save_dir"))
-    return [Path(folder).expanduser() for folder in folders if folder is not None]
+        if isinstance(logger, Namespace) and (save_dir := logger.get("init_args.save_dir")):
+            save_dir = os.path.abspath(Path(save_dir).expanduser())
+            # Loggers that know projects name folders after these.
+            name = "*"
+            if "init_args.name" in logger and "init_args.project" not in logger:
+                name = escape(logger["init_args.name"] or "")
+            folders.append(os.path.join(escape(save_dir), name, "*/checkpoints"))
+    return folders
 
 
-def _find_checkpoint(asked: str, roots: Sequence[Path]) -> str:
-    """The path of a checkpoint; `last` is the newest of that name below the roots."""
+def _find_checkpoint(asked: str, folders: Sequence[str]) -> str:
+    """The path of a checkpoint; `last` is the newest of that name in the folders (patterns)."""
     if asked == "last":
-        found = {path for root in roots for path in root.rglob("last*.ckpt")}
+        found = {Path(path) for folder in folders for path in glob(f"{folder}/last*.ckpt")}
         if not found:
-            places = ", ".join(str(root.resolve()) for root in roots)
+            places = ", ".join(folders)
             raise ValueError(
-                f"--ckpt_path last: there is no last.ckpt below {places}; run fit first, or set "
+                f"--ckpt_path last: there is no last.ckpt in {places}; run fit first, or set "
                 "trainer.default_root_dir to the folder of its runs"
             )
         newest = max(found, key=lambda path: path.stat().st_mtime)

@@ -83,6 +83,7 @@ MODEL: dict[str, Any] = {
         "init_args": {"warmup": 1},
     },
 }
+TEST_SETS = {"test", "test_other"}
 DATA: dict[str, Any] = {
     "batch_size": 4,
     "train": [addition("train")],
@@ -250,9 +251,11 @@ def test_predict_writes_answers_in_the_order_of_the_input(trained: Trained, tmp_
     assert {answer["target"] for answer in answers} == {None}
 
 
-def test_fast_dev_run_leaves_nothing(trained: Trained, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_fast_dev_run_leaves_nothing(trained: Trained, tmp_path: Path, command: str) -> None:
     root = f"--trainer.default_root_dir={tmp_path / 'root'}"
-    main(["fit", "--config", str(trained.config), root, "--trainer.fast_dev_run", "1"])
+    options = [root, "--trainer.fast_dev_run", "1", "--ckpt_path", trained.checkpoint]
+    main([command, "--config", str(trained.config), *options])
     assert not list(tmp_path.rglob("*.*"))
 
 
@@ -410,6 +413,32 @@ def test_an_option_of_a_class_that_only_the_checkpoint_names(
         ]
     )
     assert cli.model.optimizer_spec == Adafactor(lr=0.01, scale_parameter=True)
+
+
+def test_the_checkpoint_is_used_where_options_complete_the_model(
+    tokenizer_folder: Path, tmp_path: Path, said: list[str]
+) -> None:
+    # Without its option, PretrainedTokenizer lacks its folder.
+    tokenizer = {"class_path": "ntl_lightning.numbers.PretrainedTokenizer"}
+    path = config(tmp_path, model={**MODEL, "tokenizer": tokenizer})
+    options = ["-c", str(path), f"--model.tokenizer.init_args.name_or_path={tokenizer_folder}"]
+    NumberCLI(["fit", *options])
+    cli = NumberCLI(["test", *options, "--ckpt_path", "last"])
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    assert said == [f"--ckpt_path last is {checkpoint}."]
+    assert cli.model.trained_steps == 2
+    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
+    for name, value in cli.model.state_dict().items():
+        assert torch.equal(saved[name], value)
+    cli = NumberCLI(["fit", *options, "--ckpt_path", "last", "--trainer.max_steps=3"])
+    assert torch.load(cli.trainer.checkpoint_callback.best_model_path)["global_step"] == 3
+    assert cli.trainer.fit_loop.epoch_loop.total_batch_idx == 2
+    # Classes that are not asked for are those of the checkpoint.
+    bare = config(tmp_path, "bare.yaml", model={"tokenizer": tokenizer})
+    options[1] = str(bare)
+    cli = Instantiated(["test", *options, "--ckpt_path", str(checkpoint)])
+    assert cli.model.optimizer_spec == Adafactor(lr=0.01, scale_parameter=False)
+    assert cli.model.objective.terms[1] == Wasserstein(weight=0.7, largest_distance=9.0)
 
 
 def test_other_commands_use_what_was_asked_for_and_say_so(
@@ -598,7 +627,22 @@ def test_nothing_is_lost_where_the_version_of_the_logger_is_fixed(tmp_path: Path
         settings = model_settings(str(run / "checkpoints" / checkpoint_name))
         assert settings["optimizer"]["init_args"]["lr"] == lr
     assert (run / "config_test.yaml").exists()
-    assert set(json.loads((run / "metrics.json").read_text())) >= {"train", "val", "test"}
+    assert set(json.loads((run / "metrics.1.json").read_text())) == {"train", "val"}
+    assert set(json.loads((run / "metrics.json").read_text())) == {"train", "val"} | TEST_SETS
+
+
+def test_classes_in_files_of_their_own_are_kept_in_the_configuration(tmp_path: Path) -> None:
+    backbone = tmp_path / "backbone.yaml"
+    backbone.write_text(yaml.safe_dump(MODEL["backbone"]))
+    # Twice, for the first run leaves no file that the second would have to overwrite.
+    for _ in range(2):
+        path = config(tmp_path, model={**MODEL, "backbone": str(backbone)})
+        main(["fit", "-c", str(path), "--trainer.logger=false"])
+    runs = tmp_path / "runs"
+    assert {file.name for file in runs.glob("*.yaml")} == {"config_fit.yaml", "config_fit.1.yaml"}
+    kept = yaml.safe_load((runs / "config_fit.yaml").read_text())["model"]["backbone"]
+    assert kept["class_path"] == MODEL["backbone"]["class_path"]
+    assert kept["init_args"]["settings"] == MODEL["backbone"]["init_args"]["settings"]
 
 
 def test_going_on_in_the_same_folder_keeps_one_checkpoint(tmp_path: Path) -> None:
@@ -635,14 +679,73 @@ def test_a_second_run_has_a_folder_of_its_own(trained: Trained, tmp_path: Path) 
 
 
 def test_last_is_the_newest_checkpoint(trained: Trained, tmp_path: Path, said: list[str]) -> None:
-    for age, name in ((30, "a/last.ckpt"), (10, "b/last.ckpt"), (20, "c/last.ckpt")):
-        target = tmp_path / name
-        target.parent.mkdir()
+    for age, version in ((30, "version_0"), (10, "version_1"), (20, "mine")):
+        target = tmp_path / "lightning_logs" / version / "checkpoints" / "last.ckpt"
+        target.parent.mkdir(parents=True)
         target.write_bytes(Path(trained.checkpoint).read_bytes())
         os.utime(target, (time.time() - age, time.time() - age))
     root = f"--trainer.default_root_dir={tmp_path}"
     main(["validate", "-c", str(trained.config), root, "--ckpt_path=last"])
-    assert said == [f"--ckpt_path last is {tmp_path / 'b/last.ckpt'}."]
+    newest = tmp_path / "lightning_logs/version_1/checkpoints/last.ckpt"
+    assert said == [f"--ckpt_path last is {newest}."]
+
+
+def logger_of(save_dir: Path, class_name: str, **arguments: Any) -> dict[str, Any]:
+    return {
+        "class_path": f"lightning.pytorch.loggers.{class_name}",
+        "init_args": {"save_dir": str(save_dir), **arguments},
+    }
+
+
+@pytest.mark.parametrize("other", ["", "lightning_logs/version_0/", "a/b/"])
+def test_last_is_not_that_of_an_experiment_in_a_folder_below(
+    trained: Trained, tmp_path: Path, error_of: Fails, other: str
+) -> None:
+    target = tmp_path / f"runs/quickstart/{other}checkpoints/last.ckpt"
+    target.parent.mkdir(parents=True)
+    target.write_bytes(Path(trained.checkpoint).read_bytes())
+    error = error_of(["test", "-c", config(tmp_path), "--ckpt_path=last"])
+    assert f"there is no last.ckpt in {tmp_path / 'runs/checkpoints'}, " in error
+
+
+@pytest.mark.parametrize(
+    ("class_name", "arguments", "folder"),
+    [
+        ("TensorBoardLogger", {}, "lightning_logs/version_0"),
+        ("TensorBoardLogger", {"name": "mine"}, "mine/version_0"),
+        ("TensorBoardLogger", {"name": "a/b", "version": "third"}, "a/b/third"),
+        ("TensorBoardLogger", {"name": ""}, "version_0"),
+        ("CSVLogger", {"name": "[x]"}, "[x]/version_0"),
+    ],
+)
+def test_last_is_found_where_the_logger_put_it(
+    tmp_path: Path, said: list[str], class_name: str, arguments: dict[str, str], folder: str
+) -> None:
+    trainer = yaml.safe_load(config(tmp_path).read_text())["trainer"]
+    trainer["logger"] = logger_of(tmp_path / "logs[1]", class_name, **arguments)
+    path = str(config(tmp_path, trainer=trainer))
+    NumberCLI(["fit", "-c", path])
+    written = tmp_path / "logs[1]" / folder / "checkpoints/last.ckpt"
+    assert list(tmp_path.rglob("last.ckpt")) == [written]
+    Instantiated(["test", "-c", path, "--ckpt_path=last"])
+    assert said == [f"--ckpt_path last is {written}."]
+    # Another name is another experiment.
+    trainer["logger"]["init_args"]["name"] = "other"
+    path = str(config(tmp_path, trainer=trainer))
+    with pytest.raises(
+        ValueError, match=r"there is no last.ckpt in .*/logs\S*/other/\*/checkpoints"
+    ):
+        Instantiated(["test", "-c", path, "--ckpt_path=last"])
+
+
+def test_last_below_the_current_folder(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["-c", str(trained.config), "--trainer.default_root_dir=null"]
+    NumberCLI(["fit", *options, "--trainer.logger=false"])
+    Instantiated(["test", *options, "--ckpt_path=last"])
+    assert said == [f"--ckpt_path last is {tmp_path / 'checkpoints/last.ckpt'}."]
 
 
 # Modules built in Python
@@ -819,7 +922,8 @@ def test_t5_in_float16_is_refused(tmp_path: Path, error_of: Fails) -> None:
             f"--model.backbone={backbone}",
         ]
     )
-    assert "trainer.precision=16-true: the activations of t5 models leave float16's range" in error
+    assert "the activations of t5 models leave float16's range" in error
+    assert "trainer.precision=16-true" in error
     assert "use bf16-mixed" in error
 
 
@@ -831,7 +935,7 @@ def test_t5_in_float16_is_refused_on_any_device(precision: str) -> None:
     )
     module.configure_model()
     module._trainer = SimpleNamespace(precision=precision)  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=f"precision={precision}: the activations of t5"):
+    with pytest.raises(ValueError, match="the activations of t5 models leave"):
         module.on_fit_start()
 
 
@@ -847,8 +951,15 @@ def test_a_misspelt_monitor_stops_before_training(tmp_path: Path, error_of: Fail
     assert "val/mae" in error
     assert not list(tmp_path.rglob("*.ckpt"))
 
-    best["init_args"]["monitor"] = "val/mae_imputed"  # type: ignore[index]
-    main(["fit", "-c", str(config(tmp_path, trainer=trainer))])
+
+@pytest.mark.parametrize("monitor", ["val/mae_imputed", "val/training_mean_mae"])
+def test_the_weights_that_do_best_are_kept(tmp_path: Path, monitor: str) -> None:
+    best = {
+        "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+        "init_args": {"monitor": monitor, "filename": "best"},
+    }
+    trainer = yaml.safe_load(config(tmp_path).read_text())["trainer"]
+    main(["fit", "-c", str(config(tmp_path, trainer={**trainer, "callbacks": [best]}))])
     assert {file.name for file in tmp_path.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
 
 
@@ -971,6 +1082,71 @@ def test_wrong_keys_and_types_in_files_are_named(
     assert list(tmp_path.iterdir()) == [path]
 
 
+SECTION_FILES = {
+    "option": ["fit", "--data", "section.yaml"],
+    "option and more": ["fit", "--data", "section.yaml", "--data.batch_size=3"],
+    "option before a file": ["fit", "--data=section.yaml", "-c", "more.yaml"],
+    "option of the model": ["fit", "--model", "section.yaml"],
+    "in a file": ["fit", "-c", "data.yaml"],
+    "in a file for all commands": ["-c", "all.yaml", "fit"],
+}
+
+
+@pytest.mark.parametrize("args", SECTION_FILES.values(), ids=SECTION_FILES)
+def test_sections_in_files_of_their_own_are_refused(
+    error_of: Fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = "loss_terms+: [{class_path: ExpectedValue}]"
+    (tmp_path / "section.yaml").write_text(section if "--model" in args else "batch_size: 4")
+    (tmp_path / "more.yaml").write_text("data: {batch_size: 5}")
+    (tmp_path / "data.yaml").write_text("data: section.yaml")
+    (tmp_path / "all.yaml").write_text("fit: {data: section.yaml}")
+    name = "model" if "--model" in args else "data"
+    error = error_of([*args, "--trainer.fast_dev_run=1"])
+    assert f"{name} is the file section.yaml; write its content below `{name}:` in a file" in error
+
+
+def test_several_configuration_files_are_merged(tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text("data: {batch_size: 3}")
+    path = str(config(tmp_path))
+    cli = Instantiated(["fit", "-c", path, "-c", str(tmp_path / "more.yaml")])
+    assert (cli.datamodule.batch_size, cli.model.vocabulary.largest) == (3, 500)
+
+
+REPEATED_KEYS = {
+    "section": ("data: {batch_size: 4}\nmodel: {}\ndata: {num_workers: 0}", "line 3: data is"),
+    "setting": ("data:\n  batch_size: 4\n  batch_size: 5", "line 3: batch_size is"),
+    "in a list": (
+        "data:\n  train:\n  - class_path: Arithmetic\n    init_args:\n      operation: addition\n"
+        "      num_examples: 4\n      split: val\n      num_examples: 5",
+        "line 8: num_examples is",
+    ),
+    "quoted": ("{\"seed_everything\": 1,\n 'seed_everything': 2}", "line 2: seed_everything is"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REPEATED_KEYS.values(), ids=REPEATED_KEYS)
+def test_a_key_that_is_set_twice_is_refused(
+    error_of: Fails, tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    error = error_of(["fit", "-c", path])
+    assert f"error: {path}, {message}" in error
+
+
+def test_anchors_and_merged_keys_are_no_repeated_keys(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    arguments = "&a {operation: addition, num_examples: 4, split: val}"
+    one = f"{{class_path: Arithmetic, init_args: {arguments}}}"
+    other = "{class_path: Arithmetic, init_args: {<<: *a, num_examples: 6}}"
+    path.write_text(f"data: {{train: [{one}, {other}]}}")
+    cli = Instantiated(["fit", "-c", str(path), "--trainer.accelerator=cpu"])
+    sources = cli.config.fit.data.train
+    assert [source.init_args.num_examples for source in sources] == [4, 6]
+
+
 def test_numbers_in_files_are_read_as_numbers(tmp_path: Path) -> None:
     path = tmp_path / "numbers.yaml"
     # PyYAML alone takes 1e-3 and 5e2 for texts.
@@ -1020,7 +1196,8 @@ def test_data_that_cannot_be_learned_from_is_refused(tmp_path: Path, error_of: F
 
 def test_last_where_no_run_was(tmp_path: Path, error_of: Fails) -> None:
     error = error_of(["test", "-c", config(tmp_path), "--ckpt_path=last"])
-    assert f"there is no last.ckpt below {tmp_path / 'runs'}; run fit first" in error
+    places = [tmp_path / "runs/checkpoints", tmp_path / "runs/lightning_logs/*/checkpoints"]
+    assert f"there is no last.ckpt in {places[0]}, {places[1]}; run fit first" in error
 
 
 @pytest.mark.parametrize("content", [b"", b"model: 3", b"PK\3\4 not a zip file"])
@@ -1043,8 +1220,8 @@ def test_checkpoints_of_other_programs(tmp_path: Path, error_of: Fails) -> None:
 
 def test_the_settings_of_a_sharded_checkpoint_are_found(trained: Trained, tmp_path: Path) -> None:
     # FSDP2 writes a folder; what is not sharded is in meta.pt.
-    folder = tmp_path / "last.ckpt"
-    folder.mkdir()
+    folder = tmp_path / "checkpoints" / "last.ckpt"
+    folder.mkdir(parents=True)
     (folder / "meta.pt").write_bytes(Path(trained.checkpoint).read_bytes())
 
     class Parsed(NumberCLI):
