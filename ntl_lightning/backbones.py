@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 )
 
+from ntl_lightning.numbers import num_token_ids
 from ntl_lightning.paths import expand_path
 
 __all__ = ["FLOAT16_OVERFLOWS", "Backbone", "FromConfig", "Pretrained", "num_scores"]
@@ -75,10 +76,10 @@ def _fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     Checkpoints often have more rows than their tokenizer has tokens (T5: 32128 and 32100);
     cutting these off would make the weights unloadable for everyone else.
     """
-    rows = num_scores(model)
-    if len(tokenizer) > rows:
-        rank_zero_info(f"The embeddings grow from {rows} to {len(tokenizer)} rows.")
-        model.resize_token_embeddings(len(tokenizer))
+    rows, needed = num_scores(model), num_token_ids(tokenizer)
+    if needed > rows:
+        rank_zero_info(f"The embeddings grow from {rows} to {needed} rows.")
+        model.resize_token_embeddings(needed)
 
 
 @dataclass(frozen=True)
@@ -169,9 +170,9 @@ class FromConfig(Backbone):
                 f"{where}.settings: {self.model_type} has no field {', '.join(unknown)}; it has "
                 f"{', '.join(sorted(known))}"
             )
-        pad = tokenizer.pad_token_id
+        pad, needed = tokenizer.pad_token_id, num_token_ids(tokenizer)
         settings: dict[str, Any] = {
-            "vocab_size": len(tokenizer),
+            "vocab_size": needed,
             "pad_token_id": tokenizer.eos_token_id if pad is None else pad,
             "eos_token_id": tokenizer.eos_token_id,
             "bos_token_id": tokenizer.bos_token_id,
@@ -179,10 +180,10 @@ class FromConfig(Backbone):
         }
         if default.is_encoder_decoder:
             settings.setdefault("decoder_start_token_id", settings["pad_token_id"])
-        if settings["vocab_size"] < len(tokenizer):
+        if settings["vocab_size"] < needed:
             raise ValueError(
                 f"{where}.settings.vocab_size={settings['vocab_size']} is smaller than the "
-                f"tokenizer, which has {len(tokenizer)} tokens; leave it out"
+                f"tokenizer, which has ids up to {needed - 1}; leave it out"
             )
         try:
             return AutoConfig.for_model(self.model_type, **settings)

@@ -41,6 +41,7 @@ from ntl_lightning.numbers import (
     NumberVocabulary,
     Tokenizer,
     decode_answer,
+    num_token_ids,
 )
 from ntl_lightning.optimization import AdamW, CosineLR, LRSchedule, OptimizerSpec
 
@@ -132,7 +133,7 @@ class NumberAwareLM(LightningModule):
         )
         self.vocabulary = NumberVocabulary.from_tokenizer(
             self.tokenizer,
-            width=max(config.get_text_config().vocab_size, len(self.tokenizer)),
+            width=max(config.get_text_config().vocab_size, num_token_ids(self.tokenizer)),
             kind=number_tokens,
             largest=largest_number_token,
         )
