@@ -26,6 +26,11 @@ settings.load_profile("ntl_lightning")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """No workers for tests that are named one by one: these would take longer to start."""
+    return 0 if any("::" in argument for argument in config.args) else None
+
+
 def assert_command_is_accepted(words: list[str], folder: Path) -> None:
     """A command of the documentation is parsed with all its options, and then not run.
 

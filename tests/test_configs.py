@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from dataclasses import fields, is_dataclass
+from inspect import isabstract
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,9 @@ def class_arguments() -> list[str]:
     for base, package in CHOICES.items():
         for class_name in package.__all__:
             kind = getattr(package, class_name)
-            if isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind):
+            if not isinstance(kind, type) or not issubclass(kind, base) or isabstract(kind):
+                continue
+            if is_dataclass(kind):
                 path = f"{package.__name__}.{class_name}"
                 names += [path, *(f"{path}.{field.name}" for field in fields(kind))]
     return names
