@@ -134,7 +134,7 @@ def metric_text(metric: str, value: float) -> str:
     if math.isfinite(value):
         if metric in _RATES or (metric.endswith("_rate") and metric != "learning_rate"):
             return _percent_text(value)
-        if metric.startswith("num_") and value.is_integer():
+        if metric.startswith(("num_", "number_")) and value.is_integer():
             return f"{value:,.0f}"
     return number_text(value)
 
