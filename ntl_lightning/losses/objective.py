@@ -196,16 +196,15 @@ class Objective(nn.Module):
         for term in self.terms:
             seen = at_numbers if term.evaluated_at == "numbers" else statistics
             weight, divisor = weights[term.name], totals[term.averaged_over]
-            is_on = weight > 0 and divisor > 0
-            # A term that is switched off must not reach the gradient, not even as 0 * inf.
-            values = term.per_position(seen if is_on else seen.detached())
+            values = term.per_position(seen)
             if values.shape != seen.label_ids.shape:
                 raise ValueError(
                     f"per_position of {term.name} must return one value for each of the "
                     f"{len(seen.label_ids)} positions, got the shape {tuple(values.shape)}"
                 )
             total = values.sum()
-            if is_on:
+            # A term that is switched off stays out of the graph: 0 times infinity would be NaN.
+            if weight > 0 and divisor > 0:
                 loss = loss + total * (weight / divisor)
             sums[term.name] = total.detach()
         return ObjectiveResult(

@@ -70,15 +70,6 @@ class TokenStatistics:
         # No matrix product: autocast would round the values to bfloat16.
         return (self.number_probabilities * self.number_values).sum(-1)
 
-    def detached(self) -> "TokenStatistics":
-        """The same values, cut off from the graph."""
-        return replace(
-            self,
-            cross_entropy=self.cross_entropy.detach(),
-            log_partition=self.log_partition.detach(),
-            number_logits=self.number_logits.detach(),
-        )
-
     def at(self, positions: Tensor) -> "TokenStatistics":
         """The statistics of some of the positions only.
 

@@ -327,14 +327,23 @@ def test_a_term_of_weight_zero_is_logged_and_has_no_gradient_even_if_it_overflow
     assert both_logits.grad.abs().sum() > 0
 
 
+@dataclass(frozen=True)
+class Mean(LossTerm):
+    """A user's term with a matrix product, which autocast would do in bfloat16."""
+
+    def per_position(self, statistics: TokenStatistics) -> torch.Tensor:
+        return statistics.number_probabilities @ statistics.number_values
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_users_term_is_computed_in_float32_under_autocast(dtype, v1005):
     logits = torch.full((1, 1005), -30.0, dtype=dtype)
     logits[0, 257 + 5] = 30.0
     with torch.autocast("cpu", torch.bfloat16):
-        result = alone(Cubed(), v1005)(logits, torch.tensor([257 + 5]))
+        result = Objective([Cubed(), Mean()], v1005)(logits, torch.tensor([257 + 5]))
         inside = result.statistics.expected_value()
     assert result.parts["ntl_cubed"].item() == 0
+    assert result.parts["mean"].item() == 257
     assert inside.dtype == torch.float32
     assert inside.item() == 257
 
