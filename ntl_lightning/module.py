@@ -145,7 +145,8 @@ class NumberAwareLM(LightningModule):
         """Set name -> metric -> value of the latest evaluation, in float64."""
         self._longest_target = 0
         self._warned_of_averages = False
-        self._trained_steps = 0
+        self.trained_steps = 0
+        """Optimizer steps behind the weights, also where a checkpoint is only evaluated."""
         self._averages: dict[str, TermAverages] = {}
         self._metrics: dict[str, NumericMetrics] = {}
 
@@ -161,6 +162,7 @@ class NumberAwareLM(LightningModule):
                 f"model.backbone scores {width} tokens, but its configuration and tokenizer say "
                 f"{self.vocabulary.width}"
             )
+        self._can_skip_logits = "logits_to_keep" in signature(self.model.forward).parameters
         # Soft-capped logits are read again in the backward pass of the cap.
         self._overwrite_logits = not getattr(
             self.model.config.get_text_config(), "final_logit_softcapping", None
@@ -172,11 +174,6 @@ class NumberAwareLM(LightningModule):
         if self.model is None:
             raise RuntimeError("the model is not built yet: call configure_model() first")
         return self.model
-
-    @property
-    def trained_steps(self) -> int:
-        """Optimizer steps behind the weights, also where a checkpoint is only evaluated."""
-        return self._trained_steps
 
     @property
     def _datamodule(self) -> object | None:
@@ -206,7 +203,7 @@ class NumberAwareLM(LightningModule):
             return logits, labels
         # The position before a label predicts it; earlier positions need no logits.
         first = max(batch["first_label"] - 1, 0)
-        if "logits_to_keep" in signature(model.forward).parameters:
+        if self._can_skip_logits:
             keep = labels.shape[1] - first
             logits = model(**inputs, logits_to_keep=keep, use_cache=False).logits
         else:
@@ -324,7 +321,7 @@ class NumberAwareLM(LightningModule):
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Remember the steps behind the weights, also for another Trainer."""
-        self._trained_steps = self.global_step
+        self.trained_steps = self.global_step
 
     def _log_training(self, result: ObjectiveResult, totals: Mapping[str, float]) -> None:
         size = max(result.counts["tokens"], 1)
@@ -544,7 +541,7 @@ class NumberAwareLM(LightningModule):
         kept = checkpoint.get("number_aware", {})
         self.training_mean = kept.get("training_mean")
         self._longest_target = kept.get("longest_target", 0)
-        self._trained_steps = checkpoint.get("global_step", 0)
+        self.trained_steps = checkpoint.get("global_step", 0)
 
 
 def _decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:

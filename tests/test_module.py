@@ -228,9 +228,7 @@ def test_one_digit_per_position_is_seen_by_the_number_loss_after_the_shift(backb
     said = torch.full((1, 4, module.vocabulary.width), 0.0)
     for position, token in enumerate(ids[0, 1:]):
         said[0, position, token] = 60.0
-    module.model.forward = lambda input_ids, attention_mask, use_cache: type(
-        "Output", (), {"logits": said}
-    )
+    module.model.forward = lambda logits_to_keep, **inputs: type("Output", (), {"logits": said})
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     result = module.objective(*module({**batch, "first_label": 1}))
     assert result.counts["numbers"] == 2

@@ -150,7 +150,7 @@ class Objective(nn.Module):
         step: int = 0,
         overwrite_logits: bool = False,
     ) -> ObjectiveResult:
-        """The objective on one batch.
+        """The objective on one batch, in float32 (float64 for float64 logits) under autocast too.
 
         Args:
             logits: (..., V) aligned with the labels.
@@ -161,8 +161,6 @@ class Objective(nn.Module):
                 micro-batches and ranks that the training loop does.
             step: Optimizer step, for the weight schedules.
             overwrite_logits: See `token_statistics`.
-
-        All is computed in float32 (float64 for float64 logits), under autocast too.
 
         Returns:
             The loss and its parts. A batch without numbers (or without any label) gives 0 for the
