@@ -1251,15 +1251,23 @@ def test_interrupted_runs_can_be_gone_on_with(tmp_path: Path) -> None:
     path = config(tmp_path, data=data)
     options = ["--checkpoint.every_n_train_steps=20", "--trainer.max_steps=10000000"]
     command = python_m(["fit", "-c", path, *options])
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.rglob("last.ckpt")):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    # A background job of a shell ignores Ctrl-C, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.rglob("last.ckpt")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 1
     assert "Traceback" not in stderr
     (checkpoint,) = tmp_path.rglob("last.ckpt")
