@@ -24,8 +24,12 @@ from ntl_lightning.losses.token_statistics import TokenStatistics
 
 __all__ = ["CrossEntropy", "ExpectedValue", "LossTerm", "Positions", "Wasserstein"]
 
-Positions = Literal["numbers", "tokens"]
-"""`numbers`: positions whose label is a number token; `tokens`: all label positions."""
+Positions = Literal["numbers", "tokens", "whole_numbers"]
+"""What a term is averaged over. `numbers`: positions whose label is a number token; `tokens`: all
+label positions; `whole_numbers`: written numbers, each of one or more number tokens."""
+
+EvaluatedAt = Literal["numbers", "tokens"]
+"""The positions a term has a value at; as in `Positions`."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,11 @@ class LossTerm(ABC):
     number then grows as numbers get rarer. `tokens` divides by what cross entropy divides by."""
     schedule: WeightSchedule = Constant()
     """How the weight changes over the optimizer steps."""
-    evaluated_at: ClassVar[Positions] = "numbers"
+    evaluated_at: ClassVar[EvaluatedAt] = "numbers"
     """The positions that `per_position` is asked for; the term is zero elsewhere."""
+    joins_positions: ClassVar[bool] = False
+    """Whether the value at one position depends on the statistics of others, as where the digits
+    of a written number are put together. Such a term is always given all positions at once."""
 
     @property
     def name(self) -> str:
@@ -89,7 +96,7 @@ class CrossEntropy(LossTerm):
     on the label.
     """
 
-    evaluated_at: ClassVar[Positions] = "tokens"
+    evaluated_at: ClassVar[EvaluatedAt] = "tokens"
 
     @property
     def name(self) -> str:
