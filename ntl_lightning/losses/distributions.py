@@ -1,0 +1,65 @@
+"""Distributions over the number tokens: a soft target, and the distance between two of them.
+
+N label positions, K number tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from ntl_lightning.losses.token_statistics import TokenStatistics
+
+__all__ = ["gaussian_target", "wasserstein_distance"]
+
+
+def gaussian_target(statistics: TokenStatistics, sigma: float) -> Tensor:
+    """A soft label: mass around the label's value, `g_k ~ exp(-(v_k - y)^2 / (2 sigma^2))`.
+
+    Normalised over the number tokens that are written as the label is: where a vocabulary has both
+    `5` and `▁5`, a label inside a word gives mass to `4`, `5` and `6`, and none to `▁5`, which the
+    text cannot go on with.
+
+    Source: the Gaussian smoothing of "Regress, Don't Guess", arXiv 2411.02083.
+
+    Args:
+        statistics: N positions whose label is a number token.
+        sigma: Standard deviation in units of the token values, above 0. Much below the distance to
+            the next value, the target is the label alone.
+
+    Returns:
+        (N, K) probabilities, each row with the sum 1; no gradient.
+    """
+    differences = statistics.number_values - statistics.label_values.unsqueeze(-1)
+    starts_word = statistics.number_starts_word
+    same_form = starts_word == starts_word.index_select(0, statistics.label_index).unsqueeze(-1)
+    scores = (differences / sigma).square_().mul_(-0.5)
+    return torch.softmax(scores.masked_fill_(~same_form, -torch.inf), dim=-1)
+
+
+def wasserstein_distance(probabilities: Tensor, target: Tensor, values: Tensor) -> Tensor:
+    """The 1-Wasserstein distance between two distributions over the same values.
+
+    `sum_j |P_j - T_j| (u_{j+1} - u_j)` over the values u in ascending order, P and T the cumulated
+    probabilities: exact on values that are unevenly spaced, unsorted or repeated. Not negative; 0
+    if and only if each value has the same mass in both. In float32 the error is about 1e-7 of the
+    largest distance between two values.
+
+    Args:
+        probabilities: (N, K) float, each row with the sum 1.
+        target: (N, K) float, the same.
+        values: (K,) float.
+
+    Returns:
+        (N,) distances, differentiable in both distributions.
+
+    Half of the mass has 3 to go, the other half is in place:
+
+    >>> half_astray = torch.tensor([[0.5, 0.0, 0.5]])
+    >>> all_on_the_first = torch.tensor([[1.0, 0.0, 0.0]])
+    >>> wasserstein_distance(half_astray, all_on_the_first, torch.tensor([4.0, 9.0, 1.0]))
+    tensor([1.5000])
+    """
+    ascending, order = values.sort()
+    # Nothing lies above the largest value; prepending would cost a copy of width K.
+    gaps = torch.cat([ascending.diff(), ascending.new_zeros(1)])
+    cumulated = (probabilities - target).index_select(-1, order).cumsum(-1)
+    return (cumulated.abs() * gaps).sum(-1)
