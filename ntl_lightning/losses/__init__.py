@@ -1,7 +1,13 @@
 """Number-aware loss functions; usable without Lightning."""
 
 from ntl_lightning.losses.objective import Objective, ObjectiveResult
-from ntl_lightning.losses.schedules import Constant, LinearWarmup, WeightSchedule
+from ntl_lightning.losses.schedules import (
+    Constant,
+    Cosine,
+    LinearWarmup,
+    StepRange,
+    WeightSchedule,
+)
 from ntl_lightning.losses.terms import (
     CrossEntropy,
     ExpectedValue,
@@ -18,6 +24,7 @@ from ntl_lightning.losses.token_statistics import (
 __all__ = [
     "IGNORE_INDEX",
     "Constant",
+    "Cosine",
     "CrossEntropy",
     "ExpectedValue",
     "LinearWarmup",
@@ -25,6 +32,7 @@ __all__ = [
     "Objective",
     "ObjectiveResult",
     "Positions",
+    "StepRange",
     "TokenStatistics",
     "Wasserstein",
     "WeightSchedule",

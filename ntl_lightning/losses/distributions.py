@@ -59,7 +59,7 @@ def wasserstein_distance(probabilities: Tensor, target: Tensor, values: Tensor) 
     tensor([1.5000])
     """
     ascending, order = values.sort()
-    # Nothing lies above the largest value; prepending would cost a copy of width K.
+    # A last gap of 0 is cheaper than cutting the last column off.
     gaps = torch.cat([ascending.diff(), ascending.new_zeros(1)])
     cumulated = (probabilities - target).index_select(-1, order).cumsum(-1)
     return (cumulated.abs() * gaps).sum(-1)
