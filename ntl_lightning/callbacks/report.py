@@ -44,7 +44,13 @@ _ANSWER_METRICS = (
 )
 _COUNTS = ("num_samples", "num_valid", "num_targets_without_number", "num_targets_not_finite")
 _FIRST_LOSSES = ("loss", "cross_entropy")
-_AFTER_LOSSES = ("perplexity", "token_accuracy", "num_label_tokens", "num_number_tokens")
+_AFTER_LOSSES = (
+    "perplexity",
+    "token_accuracy",
+    "num_label_tokens",
+    "num_number_tokens",
+    "num_whole_numbers",
+)
 _ANSWER, _IMPUTED, _EXPECTED, _BASELINE, _COUNT, _LOSS = range(6)
 _COLUMN_GAP = 2
 

@@ -9,9 +9,9 @@ Shapes: N samples.
 
 import decimal
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ _EXPECTED_VALUE_NAMES = (
 )
 _TRAINING_MEAN_NAMES = ("training_mean_mae", "training_mean_rmse", "training_mean_r2")
 _TOKEN_NAMES = ("perplexity", "token_accuracy", "num_label_tokens", "num_number_tokens")
+_WHOLE_NUMBERS_NAME = "num_whole_numbers"
+AveragedOver = Literal["numbers", "tokens", "whole_numbers"]
 # answer, target, exact, within 1 %, hit the length limit, expected value
 _NUM_COLUMNS = 6
 
@@ -474,11 +476,12 @@ class TermAverages(_Float64Metric):
     - `perplexity`: exp of the average of the term called `cross_entropy`; only where there is one.
     - `token_accuracy`: share of label tokens for which the most probable token is right.
       It and `perplexity` are NaN, with a warning, if there was no label token.
-    - `num_label_tokens`, `num_number_tokens`: counts.
+    - `num_label_tokens`, `num_number_tokens`: counts; and `num_whole_numbers`, written numbers,
+      where a term is averaged over them.
 
     Args:
-        terms: Name of each term and what it is averaged over: all label tokens, or those that are
-            numbers.
+        terms: Name of each term and what it is averaged over: all label tokens, those that are
+            numbers, or whole numbers as they are written.
 
     Raises:
         ValueError: If there is no term, a term is averaged over anything else, or has the name of
@@ -494,19 +497,20 @@ class TermAverages(_Float64Metric):
     sums: Tensor
     num_tokens: Tensor
     num_numbers: Tensor
+    num_whole_numbers: Tensor
     num_correct_tokens: Tensor
 
-    def __init__(self, terms: Mapping[str, Literal["numbers", "tokens"]]) -> None:
+    def __init__(self, terms: Mapping[str, AveragedOver]) -> None:
         super().__init__()
         if not terms:
             raise ValueError("terms is empty: name at least one loss term")
         for name, averaged_over in terms.items():
-            if averaged_over not in ("numbers", "tokens"):
+            if averaged_over not in get_args(AveragedOver):
                 raise ValueError(
-                    f"terms[{name!r}] is averaged over {averaged_over!r}; "
-                    'write "numbers" or "tokens"'
+                    f"terms[{name!r}] is averaged over {averaged_over!r}; write one of "
+                    f"{', '.join(get_args(AveragedOver))}"
                 )
-            if name in _TOKEN_NAMES:
+            if name in (*_TOKEN_NAMES, _WHOLE_NUMBERS_NAME):
                 raise ValueError(
                     f"A loss term is called {name!r}, which is the name of another logged value; "
                     "give the term another name"
@@ -514,16 +518,16 @@ class TermAverages(_Float64Metric):
         self.terms = dict(terms)
         sums = torch.zeros(len(terms), dtype=torch.float64, device="cpu")
         self.add_state("sums", sums, dist_reduce_fx="sum")
-        for name in ("num_tokens", "num_numbers", "num_correct_tokens"):
+        for name in ("num_tokens", "num_numbers", "num_whole_numbers", "num_correct_tokens"):
             count = torch.zeros((), dtype=torch.int64, device="cpu")
             self.add_state(name, count, dist_reduce_fx="sum")
 
     @staticmethod
-    def names(terms: Iterable[str]) -> tuple[str, ...]:
+    def names(terms: Mapping[str, AveragedOver]) -> tuple[str, ...]:
         """The names that `compute` returns for these terms, in its order."""
-        terms = tuple(terms)
         with_perplexity = _TOKEN_NAMES if "cross_entropy" in terms else _TOKEN_NAMES[1:]
-        return (*terms, *with_perplexity)
+        whole = (_WHOLE_NUMBERS_NAME,) if "whole_numbers" in terms.values() else ()
+        return (*terms, *with_perplexity, *whole)
 
     def update(
         self,
@@ -531,6 +535,7 @@ class TermAverages(_Float64Metric):
         num_tokens: Tensor | int,
         num_numbers: Tensor | int,
         num_correct_tokens: Tensor | int,
+        num_whole_numbers: Tensor | int = 0,
     ) -> None:
         """Add one batch.
 
@@ -539,6 +544,7 @@ class TermAverages(_Float64Metric):
             num_tokens: Label tokens in the batch.
             num_numbers: Label tokens in the batch that are numbers.
             num_correct_tokens: Label tokens that are the most probable ones.
+            num_whole_numbers: Written numbers in the batch; for terms averaged over them.
 
         Raises:
             ValueError: If the names are not those of `terms`, or a sum is not a scalar.
@@ -558,11 +564,16 @@ class TermAverages(_Float64Metric):
         self.sums = self.sums + torch.stack(batch)
         self.num_tokens = self.num_tokens + self._count(num_tokens)
         self.num_numbers = self.num_numbers + self._count(num_numbers)
+        self.num_whole_numbers = self.num_whole_numbers + self._count(num_whole_numbers)
         self.num_correct_tokens = self.num_correct_tokens + self._count(num_correct_tokens)
 
     def compute(self) -> dict[str, Tensor]:
         """All averages as float64 scalars, under the names that `names` lists."""
-        counts = {"tokens": self.num_tokens, "numbers": self.num_numbers}
+        counts = {
+            "tokens": self.num_tokens,
+            "numbers": self.num_numbers,
+            "whole_numbers": self.num_whole_numbers,
+        }
         values = {
             name: total / counts[averaged_over].clamp(min=1)
             for (name, averaged_over), total in zip(self.terms.items(), self.sums, strict=True)
@@ -570,6 +581,7 @@ class TermAverages(_Float64Metric):
         values["token_accuracy"] = self.num_correct_tokens.double() / self.num_tokens
         values["num_label_tokens"] = self.num_tokens.double()
         values["num_number_tokens"] = self.num_numbers.double()
+        values[_WHOLE_NUMBERS_NAME] = self.num_whole_numbers.double()
         if "cross_entropy" in self.terms:
             values["perplexity"] = values["cross_entropy"].exp()
             if not self.num_tokens:

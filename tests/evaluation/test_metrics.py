@@ -687,6 +687,16 @@ def test_low_precision_sums_add_up_in_float64():
     assert not averages.sums.requires_grad
 
 
+def test_a_term_over_whole_numbers_is_divided_by_them_and_their_count_is_told():
+    terms = {"number_level": "whole_numbers", "ntl_was": "numbers"}
+    sums = {"number_level": double(1.5), "ntl_was": double(12.0)}
+    result = averages_of(terms, (sums, 20, 6, 0, 3), (sums, 20, 6, 0, 2))
+    assert result["number_level"] == 3.0 / 5
+    assert result["ntl_was"] == 2.0
+    assert result["num_whole_numbers"] == 5
+    assert tuple(result) == TermAverages.names(terms)
+
+
 def test_counts_may_be_tensors():
     counts = torch.tensor([5, 2, 4])
     result = averages_of({"ntl_was": "numbers"}, ({"ntl_was": double(3.0)}, *counts))
