@@ -1,8 +1,10 @@
 """The LightningDataModule: sources of text in, batches of token ids out."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -14,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from ntl_lightning.data.collate import IGNORE_INDEX, Architecture, Collator, encode
 from ntl_lightning.data.loader import BatchLoader, BatchOrder, StepTotals
 from ntl_lightning.data.problems import Arithmetic
+from ntl_lightning.data.quantities import compile_patterns, matched_spans
 from ntl_lightning.data.sources import Example, Source
 from ntl_lightning.numbers import (
     ArithmeticTokenizer,
@@ -32,6 +35,8 @@ _TRAIN, _VAL, _TEST = (
     Arithmetic("addition", num_examples=200, split="test"),
 )
 
+_DIGIT = re.compile(r"[0-9]")
+
 
 @dataclass(frozen=True)
 class LabelCoverage:
@@ -40,13 +45,18 @@ class LabelCoverage:
     tokens: int
     """Label tokens."""
     digit_bearing: int
-    """Label tokens whose text has a digit."""
+    """Label tokens whose text has a digit, without those that are marked as no quantities."""
     numbers: int
-    """Label tokens that are number tokens."""
+    """Label tokens that are number tokens, without those that are marked as no quantities."""
+    not_quantities: int = 0
+    """Number tokens that are marked as no quantities."""
 
     @property
     def reached(self) -> float:
-        """Share of the digit-bearing label tokens that are number tokens; 0 without any."""
+        """Share of the digit-bearing label tokens that are number tokens; 0 without any.
+
+        What is marked as no quantity counts neither way.
+        """
         return self.numbers / self.digit_bearing if self.digit_bearing else 0.0
 
 
@@ -73,6 +83,11 @@ class NumberDataModule(LightningDataModule):
         seed: Decides the order of the training examples, with the epoch; not negative.
         max_prompt_tokens: Refuse longer prompts; null takes any.
         max_target_tokens: Refuse longer targets; null takes any.
+        not_quantities: Regular expressions for numbers in targets that are ids or categories and
+            no quantities, in all sets: they are learnt by cross entropy alone, the number losses
+            pass them over. Every token that overlaps a match is marked; where an expression has
+            groups, as `room ([0-9]+)`, those that overlap its groups. Table sources can also name
+            columns.
         tokenizer: Set through `model.tokenizer` on the command line.
         architecture: Set by the model on the command line.
         number_tokens: Set through `model.number_tokens` on the command line.
@@ -95,6 +110,7 @@ class NumberDataModule(LightningDataModule):
         seed: int = 0,
         max_prompt_tokens: int | None = None,
         max_target_tokens: int | None = None,
+        not_quantities: Sequence[str] = (),
         tokenizer: Tokenizer = ArithmeticTokenizer(),
         architecture: Architecture = "causal",
         number_tokens: NumberKind = "digits",
@@ -139,6 +155,7 @@ class NumberDataModule(LightningDataModule):
         self.seed = seed
         self.max_prompt_tokens = max_prompt_tokens
         self.max_target_tokens = max_target_tokens
+        self.not_quantities = compile_patterns(not_quantities, "data.not_quantities")
         self.architecture: Architecture = architecture
         self.tokenizer = tokenizer.load()
         self.vocabulary = NumberVocabulary.from_tokenizer(
@@ -203,7 +220,8 @@ class NumberDataModule(LightningDataModule):
     def _set_up(self, name: str, sources: Sequence[Source], needs_target: bool = True) -> None:
         if name in self._tables:
             return
-        examples = _examples(sources)
+        by_source = [source.examples() for source in sources]
+        examples = list(chain.from_iterable(by_source))
         if needs_target:
             _check_targets(examples, f"data.{name}")
         self._tables[name] = encode(
@@ -213,7 +231,28 @@ class NumberDataModule(LightningDataModule):
             f"data.{name}",
             max_prompt_tokens=self.max_prompt_tokens,
             max_target_tokens=self.max_target_tokens,
+            not_quantities=self.not_quantities,
         )
+        if name == "train":
+            self._report_marks_without_digits(by_source)
+
+    def _report_marks_without_digits(self, by_source: Sequence[Sequence[Example]]) -> None:
+        """Say which settings of `not_quantities` cannot have an effect on the training labels."""
+        targets = [example.target or "" for examples in by_source for example in examples]
+        for number, pattern in enumerate(self.not_quantities):
+            if not any(_have_digit(target, matched_spans(pattern, target)) for target in targets):
+                rank_zero_warn(
+                    f"data.not_quantities[{number}]: {pattern.pattern!r} finds no digit in any "
+                    f"target of data.train, so it has no effect. The first target is "
+                    f"{targets[0]!r}; where the expression has groups, only these are marked."
+                )
+        for number, examples in enumerate(by_source):
+            marked = [example for example in examples if example.not_quantities]
+            if marked and not any(_have_digit(e.target or "", e.not_quantities) for e in marked):
+                rank_zero_warn(
+                    f"data.train[{number}]: what its not_quantities marks never holds a digit, so "
+                    f"it has no effect. The first target is {marked[0].target!r}."
+                )
 
     def _table(self, name: str) -> Dataset:
         if name not in self._tables:
@@ -223,16 +262,24 @@ class NumberDataModule(LightningDataModule):
     def _describe_training(self) -> None:
         table = self._tables["train"]
         ids = torch.tensor(pc.list_flatten(_column(table, "target_ids")).to_numpy())
+        is_number, is_digit_bearing = self._is_number[ids], self._is_digit_bearing[ids]
+        is_quantity = torch.ones(len(ids), dtype=torch.bool)
+        marks = "quantities" in table.column_names
+        if marks:
+            flat = pc.list_flatten(_column(table, "quantities"))
+            is_quantity = torch.tensor(flat.to_numpy())
         coverage = LabelCoverage(
             tokens=len(ids),
-            digit_bearing=int(self._is_digit_bearing[ids].sum()),
-            numbers=int(self._is_number[ids].sum()),
+            digit_bearing=int((is_digit_bearing & is_quantity).sum()),
+            numbers=int((is_number & is_quantity).sum()),
+            not_quantities=int((is_number & ~is_quantity).sum()),
         )
         self.label_coverage = coverage
+        marked = f", {coverage.not_quantities} more are marked as no quantities" if marks else ""
         rank_zero_info(
             f"Training data: {len(table)} examples, {coverage.tokens} label tokens, of these "
-            f"{coverage.numbers} number tokens ({coverage.numbers / coverage.tokens:.1%}); the "
-            f"number losses reach {coverage.reached:.1%} of the label tokens with a digit."
+            f"{coverage.numbers} number tokens ({coverage.numbers / coverage.tokens:.1%}){marked}; "
+            f"the number losses reach {coverage.reached:.1%} of the label tokens with a digit."
         )
         if coverage.digit_bearing and 0 < coverage.reached < 0.5:
             rank_zero_warn(
@@ -240,6 +287,12 @@ class NumberDataModule(LightningDataModule):
                 f"of kind {self.vocabulary.kind!r}: the number losses do not see the rest. Use "
                 "model.tokenizer with digit_level: true, or another model.number_tokens; "
                 "`python -m ntl_lightning inspect-tokenizer` shows how numbers are cut."
+            )
+        if coverage.not_quantities and not coverage.numbers:
+            rank_zero_warn(
+                f"not_quantities marks all {coverage.not_quantities} number tokens of the training "
+                "labels, which leaves the number losses nothing to act on. Narrow "
+                "data.not_quantities and that of the sources, or train with CrossEntropy alone."
             )
         self.training_mean = _mean_number(_column(table, "target").to_pylist())
 
@@ -347,10 +400,13 @@ class NumberDataModule(LightningDataModule):
             self._train_loader.load_state_dict(state["train"])
 
     def count_labels(self, batch: dict[str, Any]) -> dict[str, int]:
-        """Label tokens and number tokens of a batch, as `tokens` and `numbers`."""
+        """Labels of a batch: all `tokens`, and the `numbers` among them that are quantities."""
         labels = batch["labels"]
-        kept = labels[labels != IGNORE_INDEX]
-        return {"tokens": kept.numel(), "numbers": int(self._is_number[kept].sum())}
+        is_label = labels != IGNORE_INDEX
+        is_number = is_label & self._is_number[labels.where(is_label, 0)]
+        if "quantities" in batch:
+            is_number &= batch["quantities"]
+        return {"tokens": int(is_label.sum()), "numbers": int(is_number.sum())}
 
     def _evaluation_loader(self, name: str, *, in_order: bool = False) -> BatchLoader:
         table = self._table(name)
@@ -379,6 +435,10 @@ class NumberDataModule(LightningDataModule):
             name.removeprefix("test."): self._evaluation_loader(name, in_order=True)
             for name in names
         }
+
+
+def _have_digit(text: str, spans: Iterable[tuple[int, int]]) -> bool:
+    return any(_DIGIT.search(text, start, end) for start, end in spans)
 
 
 def _examples(sources: Iterable[Source]) -> list[Example]:

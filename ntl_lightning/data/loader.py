@@ -188,6 +188,7 @@ class StepTotals:
     and summed over all ranks once, and each batch gets the sums as `step_totals`. Dividing a
     batch's summed loss by these gives, after accumulation and averaging over ranks, the gradient
     of the one large batch, whatever the split; the last, shorter window of an epoch included.
+    Each batch also gets its own label tokens as `num_labels`, so that no device is asked for them.
 
     Works around any iterable of batches. Around one that keeps a state (`state_dict` and
     `load_state_dict`), such as `BatchLoader`, an interrupted epoch goes on exactly after the last
@@ -196,7 +197,7 @@ class StepTotals:
 
     Args:
         loader: Iterable of batch dictionaries.
-        count: Label counts of a batch, by name.
+        count: Label counts of a batch, by name; `tokens`, the labels other than -100, among them.
         accumulation: Batches per optimizer step; asked for before each window.
         num_batches: Batches that training takes of an epoch; asked for before each window.
         sum_over_ranks: Sums an int64 vector over all ranks.
@@ -255,16 +256,17 @@ class StepTotals:
             size = max(1, min(to_the_step, self._num_batches() - self._position))
             after_first = self._loader_state() if size > 1 else None
             window = [first, *islice(iterator, int(size) - 1)]
-            totals = self._totals(window)
+            counts = [self._count(batch) for batch in window]
+            totals = self._totals(counts)
             for number, batch in enumerate(window):
                 self._position += 1
                 self._waiting = (after_first, number) if number < len(window) - 1 else None
-                yield {**batch, "step_totals": totals}
+                num_labels = counts[number]["tokens"]
+                yield {**batch, "step_totals": totals, "num_labels": num_labels}
             first = next(iterator, None)
         self._position = 0
 
-    def _totals(self, window: list[dict[str, Any]]) -> dict[str, int]:
-        counts = [self._count(batch) for batch in window]
+    def _totals(self, counts: list[dict[str, int]]) -> dict[str, int]:
         own = torch.tensor(
             [sum(column) for column in zip(*(c.values() for c in counts), strict=True)]
         )

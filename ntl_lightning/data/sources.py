@@ -9,7 +9,7 @@ import csv
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -49,6 +49,9 @@ class Example:
     """What it should say; None where the answer is not known (only for predict)."""
     origin: str
     """Where it comes from, for people: `train.jsonl:17`, `Friedman[3]`."""
+    not_quantities: tuple[tuple[int, int], ...] = ()
+    """Start and end of the parts of the target whose numbers are ids or categories, which the
+    number losses pass over; counted in characters."""
 
 
 class Source(ABC):
@@ -67,7 +70,7 @@ class Source(ABC):
     ...             for i in range(self.count)
     ...         ]
     >>> Doubles(count=2).examples()[1]
-    Example(prompt='2*1=', target='2', origin='Doubles[1]')
+    Example(prompt='2*1=', target='2', origin='Doubles[1]', not_quantities=())
     """
 
     @abstractmethod
@@ -92,14 +95,19 @@ class JsonLines(Source):
     """Likewise for the answer; null where there is none (only for predict)."""
     max_examples: int | None = None
     """Take at most so many, from the beginning; the rest of the file is not read. null: all."""
+    not_quantities: tuple[str, ...] = ()
+    """Columns of the target whose numbers are ids or categories: they are learnt by cross entropy
+    alone, the number losses pass them over. See also `data.not_quantities`."""
 
     def __post_init__(self) -> None:
-        """Check `max_examples`.
+        """Check what can be checked without the file.
 
         Raises:
-            ValueError: If it is not positive.
+            ValueError: If `max_examples` is not positive, or `not_quantities` names columns of a
+                target that is null.
         """
         _check_max_examples("JsonLines", self.max_examples)
+        _check_not_quantities("JsonLines", self.not_quantities, self.target)
 
     def examples(self) -> list[Example]:
         """Read the file.
@@ -107,11 +115,14 @@ class JsonLines(Source):
         Raises:
             OSError: If there is no such file, or it is a folder.
             ValueError: If the file is empty or not UTF-8; if a line is not a JSON object, lacks a
-                column, or holds null, a list or an object in it; if a prompt or target is empty.
-                The message names file and line.
+                column, or holds null, a list or an object in it; if a prompt or target is empty;
+                if `not_quantities` names what is no column of the target. The message names file
+                and line, or the setting.
         """
         rows = _json_rows(_existing_file(self.path, "JsonLines.path"))
-        return _table_examples(rows, "JsonLines", self.prompt, self.target, self.max_examples)
+        return _table_examples(
+            rows, "JsonLines", self.prompt, self.target, self.max_examples, self.not_quantities
+        )
 
 
 @dataclass(frozen=True)
@@ -135,13 +146,16 @@ class Csv(Source):
     """One character between fields; in YAML a tab is written "\\t"."""
     max_examples: int | None = None
     """Take at most so many, from the beginning; the rest of the file is not read. null: all."""
+    not_quantities: tuple[str, ...] = ()
+    """Columns of the target whose numbers are ids or categories: they are learnt by cross entropy
+    alone, the number losses pass them over. See also `data.not_quantities`."""
 
     def __post_init__(self) -> None:
-        """Check `delimiter` and `max_examples`.
+        """Check what can be checked without the file.
 
         Raises:
-            ValueError: If the delimiter is not one usable character, or `max_examples` is not
-                positive.
+            ValueError: If the delimiter is not one usable character, `max_examples` is not
+                positive, or `not_quantities` names columns of a target that is null.
         """
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise ValueError(
@@ -149,6 +163,7 @@ class Csv(Source):
                 f'{self.delimiter!r}. In YAML a tab is written "\\t", with double quotes.'
             )
         _check_max_examples("Csv", self.max_examples)
+        _check_not_quantities("Csv", self.not_quantities, self.target)
 
     def examples(self) -> list[Example]:
         """Read the file.
@@ -157,10 +172,13 @@ class Csv(Source):
             OSError: If there is no such file, or it is a folder.
             ValueError: If the file is empty or not UTF-8; if a row has more or fewer fields than
                 the header or is badly quoted; if a column does not exist; if a prompt or target
-                is empty. The message names file and line.
+                is empty; if `not_quantities` names what is no column of the target. The message
+                names file and line, or the setting.
         """
         rows = _csv_rows(_existing_file(self.path, "Csv.path"), self.delimiter)
-        return _table_examples(rows, "Csv", self.prompt, self.target, self.max_examples)
+        return _table_examples(
+            rows, "Csv", self.prompt, self.target, self.max_examples, self.not_quantities
+        )
 
 
 @dataclass(frozen=True)
@@ -284,6 +302,23 @@ class TextTemplate:
             literal if field is None else literal + values[field] for literal, field in self.pieces
         )
 
+    def spans(
+        self, values: Mapping[str, str], fields: Collection[str]
+    ) -> tuple[tuple[int, int], ...]:
+        """Start and end, in the filled text, of what some of the fields put in.
+
+        >>> template = TextTemplate.parse("room {room}: {degrees}", where="Csv.target")
+        >>> template.spans({"room": "12", "degrees": "19.5"}, ["room"])
+        ((5, 7),)
+        """
+        spans, end = [], 0
+        for literal, field in self.pieces:
+            start = end + len(literal)
+            end = start if field is None else start + len(values[field])
+            if field in fields:
+                spans.append((start, end))
+        return tuple(spans)
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -303,6 +338,14 @@ def _check_max_examples(source: str, max_examples: int | None) -> None:
         )
 
 
+def _check_not_quantities(source: str, columns: Collection[str], target: str | None) -> None:
+    if columns and target is None:
+        raise ValueError(
+            f"{source}.not_quantities names columns of the target, but {source}.target is null. "
+            "Remove one of the two."
+        )
+
+
 def _existing_file(path: str, where: str) -> Path:
     file = Path(expand_path(path, where)).absolute()
     if file.is_dir():
@@ -316,7 +359,12 @@ def _existing_file(path: str, where: str) -> Path:
 
 
 def _table_examples(
-    rows: Iterator[_Row], source: str, prompt: str, target: str | None, max_examples: int | None
+    rows: Iterator[_Row],
+    source: str,
+    prompt: str,
+    target: str | None,
+    max_examples: int | None,
+    not_quantities: Sequence[str],
 ) -> list[Example]:
     examples: list[Example] = []
     prompt_template: TextTemplate | None = None
@@ -326,16 +374,26 @@ def _table_examples(
             prompt_template = _template(prompt, row, f"{source}.prompt")
             if target is not None:
                 target_template = _template(target, row, f"{source}.target")
-        examples.append(
-            Example(
-                prompt=_filled(prompt_template, row, f"{source}.prompt"),
-                target=None
-                if target_template is None
-                else _filled(target_template, row, f"{source}.target", every_field=True),
-                origin=row.origin,
-            )
-        )
+                _check_are_fields(not_quantities, target_template, source)
+        filled_prompt = _filled(prompt_template, row, f"{source}.prompt")
+        if target_template is None:
+            examples.append(Example(filled_prompt, None, row.origin))
+            continue
+        where = f"{source}.target"
+        filled_target = _filled(target_template, row, where, every_field=True)
+        spans = target_template.spans(_cells(target_template, row, where), not_quantities)
+        examples.append(Example(filled_prompt, filled_target, row.origin, spans))
     return examples
+
+
+def _check_are_fields(columns: Sequence[str], template: TextTemplate, source: str) -> None:
+    for column in columns:
+        if column not in template.fields:
+            raise ValueError(
+                f"{source}.not_quantities: {column!r} is no column of {source}.target, which has "
+                f"{', '.join(map(repr, template.fields))}. Name one of these; a regular expression "
+                "for any text belongs to data.not_quantities."
+            )
 
 
 def _template(text: str, first_row: _Row, where: str) -> TextTemplate:
@@ -346,7 +404,7 @@ def _template(text: str, first_row: _Row, where: str) -> TextTemplate:
 
 def _filled(template: TextTemplate, row: _Row, where: str, every_field: bool = False) -> str:
     """The template with a row's cells put in; `every_field`: none of them may be empty."""
-    cells = {field: _cell_text(row, field, where) for field in template.fields}
+    cells = _cells(template, row, where)
     text = template.fill(cells)
     for field, cell in cells.items():
         if not cell.strip() and (every_field or not text.strip()):
@@ -355,6 +413,10 @@ def _filled(template: TextTemplate, row: _Row, where: str, every_field: bool = F
                 "remove the row."
             )
     return text
+
+
+def _cells(template: TextTemplate, row: _Row, where: str) -> dict[str, str]:
+    return {field: _cell_text(row, field, where) for field in template.fields}
 
 
 def _cell_text(row: _Row, column: str, where: str) -> str:

@@ -1,4 +1,5 @@
 import pickle
+import re
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from ntl_lightning.data import Collator, Example, encode
 from ntl_lightning.evaluation import Generation, generate
@@ -194,6 +195,118 @@ def test_an_unknown_token_that_is_the_end_token_is_no_unknown_character():
     tokenizer = words("a b", unk="<end>", eos="<end>")
     assert tokenizer.unk_token_id == tokenizer.eos_token_id
     encode(examples(("a", "b")), tokenizer, "causal", "data.train")
+
+
+# ---- Numbers that are no quantities
+
+
+def marking(*rows):
+    return [Example(p, t, f"list:{i}", spans) for i, (p, t, *spans) in enumerate(rows, 1)]
+
+
+@pytest.mark.parametrize("architecture", ["causal", "seq2seq"])
+def test_without_marks_there_is_no_column_and_no_entry_in_the_batch(architecture):
+    table = encode(examples(("1+1=", "2")), ArithmeticTokenizer().load(), architecture, "x")
+    assert "quantities" not in table.column_names
+    assert "quantities" not in Collator(architecture, 0)(rows(table))
+
+
+def test_marks_of_examples_and_of_patterns_are_joined():
+    table = encode(
+        marking(("a", "3 45 6", (0, 1)), ("b", "45"), ("c", None)),
+        ArithmeticTokenizer().load(),
+        "causal",
+        "data.x",
+        not_quantities=[re.compile("45?"), re.compile("5(6)")],
+    )
+    assert list(table["quantities"]) == [
+        [False, True, False, False, True, True, True],
+        [False, False, True],
+        [],
+    ]
+
+
+def test_one_example_with_a_mark_gives_all_examples_their_column():
+    tokenizer = ArithmeticTokenizer().load()
+    table = encode(marking(("a", "1"), ("b", "23", (1, 2))), tokenizer, "causal", "data.x")
+    assert list(table["quantities"]) == [[True, True], [True, False, True]]
+
+
+@pytest.mark.parametrize("span", [(1, 1), (-1, 1), (0, 3), (2, 1)])
+def test_a_mark_outside_its_target_is_refused(span):
+    message = rf"data\.x: not_quantities of list:2 holds \({span[0]}, {span[1]}\), .* '12'; give"
+    with pytest.raises(ValueError, match=message):
+        encode(
+            marking(("a", "1"), ("b", "12", span)), ArithmeticTokenizer().load(), "causal", "data.x"
+        )
+
+
+def test_a_mark_without_a_target_is_refused():
+    with pytest.raises(ValueError, match=r"not_quantities of list:1 .* no part of its target None"):
+        encode(marking(("a", None, (0, 1))), ArithmeticTokenizer().load(), "causal", "data.x")
+
+
+def test_a_tokenizer_that_does_not_tell_where_its_tokens_stand_is_refused_only_with_marks():
+    message = r"data\.x: not_quantities needs a fast tokenizer .* ByT5Tokenizer\. Take a fast one"
+    with pytest.raises(ValueError, match=message):
+        encode(marking(("a", "1", (0, 1))), ByT5Tokenizer(), "seq2seq", "data.x")
+    with pytest.raises(ValueError, match=message):
+        encode(
+            examples(("a", "1")),
+            ByT5Tokenizer(),
+            "seq2seq",
+            "data.x",
+            not_quantities=[re.compile("1")],
+        )
+    assert len(encode(examples(("a", "1")), ByT5Tokenizer(), "seq2seq", "data.x")) == 1
+
+
+MARKED_ROWS = [
+    {"prompt_ids": [7, 8, 9], "target_ids": [5, 1], "quantities": [False, True], "index": 4},
+    {"prompt_ids": [7], "target_ids": [5, 6, 1], "quantities": [True, False, True], "index": 2},
+    {"prompt_ids": [7], "target_ids": [5, 1], "quantities": [True, True], "index": -1},
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("causal", [[0, 0, 0, 0, 1], [0, 1, 0, 1, 0], [0, 0, 0, 0, 0]]),
+        ("seq2seq", [[0, 1, 0], [1, 0, 1], [0, 0, 0]]),
+    ],
+)
+def test_marks_are_in_the_places_of_their_labels(architecture, expected):
+    batch = Collator(architecture, 0)(MARKED_ROWS)
+    assert batch["quantities"].dtype == torch.bool
+    assert batch["quantities"].shape == batch["labels"].shape
+    assert batch["quantities"].tolist() == [[bool(c) for c in row] for row in expected]
+
+
+@pytest.mark.parametrize("architecture", ["causal", "seq2seq"])
+def test_rows_without_target_have_marks_of_their_shape(architecture):
+    table = encode(
+        examples(("1+1=", None), ("10+10=", None)),
+        ArithmeticTokenizer().load(),
+        architecture,
+        "data.predict",
+        not_quantities=[re.compile("1")],
+    )
+    batch = Collator(architecture, 0, for_evaluation=True)(rows(table))
+    assert batch["quantities"].shape == batch["labels"].shape
+    assert not batch["quantities"].any()
+
+
+@given(st.lists(st.text("0123 =", min_size=1, max_size=8), min_size=1, max_size=5))
+def test_the_marked_labels_of_a_batch_are_those_of_each_text(texts):
+    tokenizer = ArithmeticTokenizer().load()
+    pairs = examples(*(("?" * (1 + len(text) % 3), text) for text in texts))
+    digits = set(tokenizer.convert_tokens_to_ids(["1", "2"]))
+    for architecture in ("causal", "seq2seq"):
+        table = encode(pairs, tokenizer, architecture, "x", not_quantities=[re.compile("[12]")])
+        batch = Collator(architecture, 0)(rows(table))
+        for labels, quantities in zip(batch["labels"].tolist(), batch["quantities"], strict=True):
+            expected = [label != -100 and label not in digits for label in labels]
+            assert quantities.tolist() == expected
 
 
 # ---- Collator

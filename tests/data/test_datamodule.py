@@ -24,6 +24,7 @@ from ntl_lightning.data import (
     GSM8K,
     Arithmetic,
     BatchLoader,
+    Csv,
     Example,
     Friedman,
     JsonLines,
@@ -106,10 +107,12 @@ class Watch(Callback):
     def __init__(self):
         self.batches = []
         self.totals = []
+        self.num_labels = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.batches.append(batch["input_ids"].tolist())
         self.totals.append(batch["step_totals"])
+        self.num_labels.append(batch["num_labels"])
 
 
 class EvaluationWatch(Callback):
@@ -307,6 +310,7 @@ def test_totals_are_those_of_the_step_with_a_changing_accumulation(tmp_path):
     windows = [(0, 3), (3, 6), (6, 7), (7, 9), (9, 11), (11, 13), (13, 14)]
     expected = [sum(tokens[a:b]) for a, b in windows for _ in range(a, b)]
     assert [totals["tokens"] for totals in watch.totals] == expected
+    assert watch.num_labels == tokens
 
 
 def test_overfitting_takes_the_same_first_batches_in_every_epoch(tmp_path):
@@ -488,6 +492,11 @@ def test_a_trainer_is_told_what_is_missing_in_words(tmp_path):
         ({"max_target_tokens": -1}, r"data\.max_target_tokens must be at least 1, got -1"),
         ({"num_workers": -1}, r"data\.num_workers must be 0 or more, got -1"),
         ({"seed": -1}, r"data\.seed must be 0 or more, got -1"),
+        (
+            {"not_quantities": ["x", "("]},
+            r"data\.not_quantities\[1\]: '\(' is no regular expression",
+        ),
+        ({"not_quantities": "id"}, r"data\.not_quantities must be a list of regular expressions"),
         ({"test": {"a/b": []}}, r"data\.test: 'a/b' cannot name a test set; use letters"),
         ({"test": {1: []}}, r"data\.test: 1 cannot name a test set"),
         ({"test": {"3digits": []}}, r"'3digits' cannot name .* begin with a letter"),
@@ -741,3 +750,131 @@ def test_labels_are_counted_without_the_ignored():
     labels = torch.tensor([[-100, number, end], [letter, number, -100]])
     assert data.count_labels({"labels": labels}) == {"tokens": 4, "numbers": 2}
     assert data.count_labels({"labels": torch.full((1, 3), -100)}) == {"tokens": 0, "numbers": 0}
+
+
+# ---- Numbers that are no quantities
+
+IDS = ("id 17 has 345", "id 204 has 8", "id 1 has nothing")
+
+
+def marked(*texts, **settings):
+    data = data_module(**{"train": [targets(*texts)], "val": [], **settings})
+    data.setup("fit")
+    return data
+
+
+def said_of_training(monkeypatch, *texts, **settings):
+    messages = []
+    monkeypatch.setattr("ntl_lightning.data.datamodule.rank_zero_info", messages.append)
+    data = marked(*texts, **settings)
+    (message,) = messages
+    return data.label_coverage, message
+
+
+def test_marked_numbers_are_counted_apart(monkeypatch):
+    coverage, message = said_of_training(monkeypatch, *IDS, not_quantities=[r"id (\d+)"])
+    tokens = sum(len(text) + 1 for text in IDS)
+    assert coverage == LabelCoverage(tokens, digit_bearing=4, numbers=4, not_quantities=6)
+    assert f"of these 4 number tokens ({4 / tokens:.1%}), 6 more are marked as no qu" in message
+
+
+def test_marked_numbers_are_counted_apart_where_the_data_mark_them(tmp_path, monkeypatch):
+    (tmp_path / "rooms.csv").write_text("q,room,t\na,12,19.5\nb,7,4\n")
+    rooms = Csv(str(tmp_path / "rooms.csv"), "q", "{room}: {t}", not_quantities=("room",))
+    coverage, message = said_of_training(monkeypatch, train=[rooms, targets("5")])
+    assert (coverage.numbers, coverage.not_quantities) == (5, 3)
+    assert "of these 5 number tokens" in message
+    assert "3 more are marked as no quantities" in message
+
+
+def test_nothing_is_said_of_marks_where_there_are_none(monkeypatch):
+    coverage, message = said_of_training(monkeypatch, *IDS)
+    assert (coverage.numbers, coverage.not_quantities) == (10, 0)
+    assert "marked" not in message
+
+
+def test_marked_tokens_do_not_count_as_out_of_reach():
+    """Of width 3, `123` is one token and no single digit: a warning, unless it is an id."""
+    settings = {"tokenizer": ArithmeticTokenizer(number_width=3)}
+    texts = ("id 123 has 4", "id 456 has 78")
+    with pytest.warns(UserWarning, match=r"Only 33\.3% of the label tokens with a digit"):
+        marked("123 456 7 ", **settings)
+    assert marked(*texts, not_quantities=["id (...)"], **settings).label_coverage == LabelCoverage(
+        tokens=11 + 12, digit_bearing=3, numbers=3, not_quantities=0
+    )
+
+
+@pytest.mark.parametrize("pattern", ["code ([0-9]+)", "id", r"(id) [0-9]+", "x*"])
+def test_a_pattern_without_effect_on_the_training_data_is_reported(pattern):
+    message = r"data\.not_quantities\[1\]: .* finds no digit in any target of data\.train"
+    with pytest.warns(UserWarning, match=message) as caught:
+        marked(*IDS, not_quantities=["id [0-9]+", pattern])
+    (warning,) = caught
+    assert repr(pattern) in str(warning.message)
+    assert "'id 17 has 345'" in str(warning.message)
+
+
+def test_a_column_without_effect_on_the_training_data_is_reported(tmp_path):
+    (tmp_path / "rooms.csv").write_text("q,room,t\na,hall,19.5\nb,den,4\n")
+    rooms = Csv(str(tmp_path / "rooms.csv"), "q", "{room}: {t}", not_quantities=("room",))
+    message = r"data\.train\[1\]: what its not_quantities marks never .*'hall: 19\.5'"
+    with pytest.warns(UserWarning, match=message):
+        marked(train=[targets("1"), rooms])
+
+
+def test_marks_that_leave_no_number_are_reported():
+    with pytest.warns(UserWarning, match=r"not_quantities marks all 6 number tokens"):
+        marked("id 17", "id 2048", not_quantities=[r"\d"])
+
+
+def test_all_sets_have_the_same_marks():
+    data = data_module(
+        train=[targets("id 1 is 2")],
+        val=[Pairs((("a", "id 3 is 4"), ("b", "5")))],
+        test={"far": [targets("no number")]},
+        predict=[Pairs((("c", "id 6"), ("d", None)))],
+        not_quantities=[r"id (\d)"],
+    )
+    with pytest.warns(UserWarning, match="also prompts of"):
+        data.setup("fit")
+    data.setup("test")
+    data.setup("predict")
+    loaders = [
+        data.train_dataloader(),
+        data.val_dataloader(),
+        data.test_dataloader()["far"],
+        data.predict_dataloader()["predict"],
+    ]
+    seen = []
+    for (batch,) in loaders:
+        assert batch["quantities"].shape == batch["labels"].shape
+        marked = (batch["labels"] != -100) & ~batch["quantities"]
+        seen.append("".join(data.tokenizer.convert_ids_to_tokens(batch["labels"][marked])))
+    assert seen == ["1", "3", "", "6"]
+
+
+def test_marked_labels_are_tokens_but_no_numbers():
+    data = data_module()
+    number, letter, end = data.tokenizer.convert_tokens_to_ids(["7", "x", data.tokenizer.eos_token])
+    batch = {
+        "labels": torch.tensor([[-100, number, end], [letter, number, -100]]),
+        "quantities": torch.tensor([[False, False, True], [True, True, False]]),
+    }
+    assert data.count_labels(batch) == {"tokens": 4, "numbers": 1}
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_totals_of_a_run_leave_out_what_is_marked(tmp_path, accumulated):
+    data = data_module(train=[targets(*IDS)], val=[], batch_size=1, not_quantities=[r"id (\d+)"])
+    watch = Watch()
+    trainer_for(tmp_path, watch, max_epochs=1, accumulate_grad_batches=accumulated).fit(
+        new_module(), data
+    )
+    ends = {"345": (3, 14), "8": (1, 13), "nothing": (0, 17)}  # numbers and tokens
+    tokenizer = data.tokenizer
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for (ids,) in watch.batches]
+    counts = [ends[text.rpartition(" ")[2]] for text in texts]
+    assert watch.num_labels == [tokens for _, tokens in counts]
+    steps = [counts[i : i + accumulated] for i in range(0, 3, accumulated)]
+    expected = [sum(numbers for numbers, _ in step) for step in steps for _ in step]
+    assert [totals["numbers"] for totals in watch.totals] == expected

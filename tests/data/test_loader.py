@@ -379,7 +379,8 @@ def test_each_batch_has_the_totals_of_its_optimizer_step(sizes, accumulation, li
     taken = list(itertools.islice(loader, num_taken))
     assert [batch["number"] for batch in taken] == list(range(num_taken))
     assert [b["step_totals"] for b in taken] == totals_of_steps(sizes, accumulation, limit)
-    assert all("step_totals" not in batch for batch in batches)
+    assert [b["num_labels"] for b in taken] == sizes[:num_taken]
+    assert all(batch.keys() == {"number", "size"} for batch in batches)
 
 
 @given(sizes_of_batches, st.integers(1, 5), limits)

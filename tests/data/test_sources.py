@@ -276,6 +276,63 @@ def test_max_examples_must_be_positive(name, max_examples):
         make(max_examples)
 
 
+# ---- Columns that are no quantities
+
+TABLES = {
+    "JsonLines": '{"q": "?", "room": 12, "t": "19.5", "name": "R12"}\n'
+    '{"q": "!", "room": "7b", "t": 4, "name": "x"}\n',
+    "Csv": "q,room,t,name\n?,12,19.5,R12\n!,7b,4,x\n",
+}
+
+
+def marked(source):
+    return [[e.target[a:b] for a, b in e.not_quantities] for e in source.examples()]
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+@pytest.mark.parametrize(
+    ("target", "columns", "expected"),
+    [
+        ("{room}: {t}", ["room"], [["12"], ["7b"]]),
+        ("{t} in {{}} {room}{name}", ["room"], [["12"], ["7b"]]),
+        ("{room}{t}{room} {name}", ["room", "name"], [["12", "12", "R12"], ["7b", "7b", "x"]]),
+        ("room", ["room"], [["12"], ["7b"]]),
+        ("{t}", [], [[], []]),
+    ],
+)
+def test_columns_are_marked_where_they_stand_in_the_target(write, kind, target, columns, expected):
+    source = kind(write(TABLES[kind.__name__]), "q", target, not_quantities=tuple(columns))
+    assert marked(source) == expected
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+@pytest.mark.parametrize("column", ["q", "rom", r"room (\d+)"])
+def test_a_column_that_is_not_in_the_target_cannot_be_marked(write, kind, column):
+    name = kind.__name__
+    source = kind(write(TABLES[name]), "q", "{room}: {t}", not_quantities=("t", column))
+    message = rf"{name}\.not_quantities: .* is no column of {name}\.target, which has 'room', 't'\."
+    with pytest.raises(ValueError, match=message) as error:
+        source.examples()
+    assert repr(column) in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+def test_columns_of_no_target_cannot_be_marked(kind):
+    name = kind.__name__
+    with pytest.raises(ValueError, match=rf"{name}\.not_quantities .* {name}\.target is null"):
+        kind("x", "q", None, not_quantities=("room",))
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.sampled_from("abc"), st.text(max_size=3))))
+def test_spans_of_a_template_hold_the_values_of_its_fields(pieces):
+    template = TextTemplate((*((text, field) for text, field, _ in pieces), ("end", None)))
+    values = {field: value for _, field, value in pieces}
+    text = template.fill(values)
+    for wanted in ([], ["a"], ["a", "c"]):
+        found = [text[a:b] for a, b in template.spans(values, wanted)]
+        assert found == [values[field] for _, field, _ in pieces if field in wanted]
+
+
 _values = st.one_of(
     st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip),
     st.integers(),
