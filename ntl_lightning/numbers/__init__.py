@@ -1,6 +1,7 @@
 """What a number is: in text, and among the tokens of a vocabulary."""
 
 from ntl_lightning.numbers.audit import Audit, audit_tokenizer, render_audit
+from ntl_lightning.numbers.runs import NumberRuns, Role, label_counts, number_runs
 from ntl_lightning.numbers.text import (
     NumberFormat,
     NumberInText,
@@ -30,10 +31,12 @@ __all__ = [
     "NumberFormat",
     "NumberInText",
     "NumberKind",
+    "NumberRuns",
     "NumberVocabulary",
     "PretrainedTokenizer",
     "RefusalReason",
     "RefusedToken",
+    "Role",
     "Tokenizer",
     "audit_tokenizer",
     "decode_answer",
@@ -41,7 +44,9 @@ __all__ = [
     "digit_level_copy",
     "find_numbers",
     "join_spaced_pieces",
+    "label_counts",
     "last_number",
     "num_token_ids",
+    "number_runs",
     "render_audit",
 ]

@@ -9,13 +9,14 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import torch
 from tokenizers import decoders, models
 from torch import Tensor
 
+from ntl_lightning.numbers.runs import Role
 from ntl_lightning.numbers.tokenizer import num_token_ids
 
 if TYPE_CHECKING:
@@ -50,6 +51,16 @@ _ASCII_DIGIT = re.compile(r"[0-9]")
 _ASCII_CANDIDATE = re.compile(r"[0-9]|inf|nan", re.IGNORECASE)
 _BASE_PREFIX = re.compile(r"[+-]?0[xXoObB][0-9a-fA-F_]+")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MARK_ROLES = {
+    ".": Role.POINT,
+    ",": Role.THOUSANDS,
+    "-": Role.SIGN,
+    "+": Role.SIGN,
+    "\u2212": Role.SIGN,
+}
+# `(.` and `=.`, but not `).` or `...`: what `find_numbers` takes for a decimal point.
+_LEADING_POINT = re.compile(r"(?<![^\W_])(?<![)\]}%.])\.\Z")
+_MOST_DIGITS = 127
 _MEANING: dict[NumberKind, str] = {
     "digits": "one ASCII digit",
     "integers": "a run of ASCII digits",
@@ -96,6 +107,9 @@ class NumberVocabulary:
     A superset of `token_ids`: what it holds besides is written in digits but not supervised.
     """
     refused: tuple[RefusedToken, ...] = ()
+    forms: bytes = field(default=b"", repr=False)
+    """The rows of `forms_table`, one after another. Empty: only number tokens have a role, that of
+    their text in `tokens`."""
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -166,11 +180,15 @@ class NumberVocabulary:
         numbers: list[tuple[int, float, str]] = []
         refused: list[RefusedToken] = []
         digit_bearing: list[int] = []
+        forms = _Forms(width)
         for token, token_id in vocabulary.items():
-            if token.isascii() and not _ASCII_CANDIDATE.search(token):
-                continue
             special = token_id in special_ids
             byte = read_text.byte(token)
+            text, starts_word = (byte, False) if byte else read_text.split(token, token_id)
+            if not special:
+                forms.add(token_id, text, starts_word)
+            if token.isascii() and not _ASCII_CANDIDATE.search(token):
+                continue
             if byte is not None:
                 if _ASCII_DIGIT.fullmatch(byte):
                     digit_bearing.append(token_id)
@@ -178,7 +196,7 @@ class NumberVocabulary:
                 continue
             if not special and _ASCII_DIGIT.search(token):
                 digit_bearing.append(token_id)
-            number = _read(read_text.without_mark(token, token_id), kind, largest)
+            number = _read(text, kind, largest)
             if number is None:
                 continue
             if special:
@@ -203,30 +221,62 @@ class NumberVocabulary:
             largest=largest,
             digit_bearing_ids=tuple(sorted(i for i in digit_bearing if i < width)),
             refused=tuple(refused),
+            forms=bytes(forms.table),
         )
 
     @classmethod
-    def from_values(cls, values: Mapping[int, float], *, width: int) -> Self:
+    def from_values(
+        cls,
+        values: Mapping[int, float],
+        *,
+        width: int,
+        marks: Mapping[int, str] | None = None,
+    ) -> Self:
         """A vocabulary by hand, for own tokenizers.
+
+        An integer that is not negative is taken for a token of its digits without leading zeros
+        (`forms_table`), any other value for a token with a sign or point.
 
         Args:
             values: Token id to value.
             width: Width V of the logits.
+            marks: Ids of the tokens that are, alone, a decimal point, a thousands comma or a sign
+                to one of `. , - + \u2212`. Without them every run of adjacent number tokens is an
+                integer.
 
         Raises:
-            ValueError: If `values` is empty, an id is outside the width, or a value not finite.
+            ValueError: If `values` is empty, an id is outside the width, or a value not finite; if
+                a mark is none of these, outside the width, or also a number token.
 
         >>> NumberVocabulary.from_values({5: 0.0, 6: 1.0}, width=8).value_table()
         tensor([nan, nan, nan, nan, nan, 0., 1., nan], dtype=torch.float64)
         """
         token_ids = tuple(sorted(values))
-        return cls(
+        marks = {} if marks is None else marks
+        for token_id, mark in marks.items():
+            if mark not in _MARK_ROLES:
+                raise ValueError(
+                    f"`marks` must be tokens that are one of {' '.join(_MARK_ROLES)}, got {mark!r} "
+                    f"for id {token_id}."
+                )
+            if token_id in values or not 0 <= token_id < width:
+                raise ValueError(
+                    f"`marks` gives {mark!r} to id {token_id}, which must be below the width "
+                    f"{width} and no number token."
+                )
+        vocabulary = cls(
             token_ids=token_ids,
             values=tuple(float(values[token_id]) for token_id in token_ids),
             tokens=tuple(f"{values[token_id]:g}" for token_id in token_ids),
             width=width,
             digit_bearing_ids=token_ids,
         )
+        forms = _Forms(width)
+        for token_id in token_ids:
+            forms.add(token_id, _text_of_value(values[token_id]), starts_word=False)
+        for token_id, mark in marks.items():
+            forms.add(token_id, mark, starts_word=False)
+        return replace(vocabulary, forms=bytes(forms.table))
 
     def is_number_table(self) -> Tensor:
         """True at the number tokens: bool (V,)."""
@@ -242,10 +292,59 @@ class NumberVocabulary:
         table[list(self.token_ids)] = torch.tensor(self.values, dtype=torch.float64)
         return table
 
+    def forms_table(self) -> Tensor:
+        """How every token is written, as `number_runs` needs it: int8 (V, 3).
+
+        Column 0 is the token's `Role`. Column 1 is the number of its digits if it is a run of ASCII
+        digits (of more than 127, 127), else 0. Column 2 is 1 if the token begins a new word, for it
+        carries a space mark or begins with white space. (`(.` is a point and begins a word, too:
+        nothing before it belongs to the number.) All this is a matter of the token's text: also a
+        token of digits that is no number token has the role `DIGITS`.
+        """
+        if self.forms:
+            return torch.tensor(list(self.forms), dtype=torch.int8).view(self.width, 3)
+        forms = _Forms(self.width)
+        for token_id, token in zip(self.token_ids, self.tokens, strict=True):
+            mark = next((mark for mark in SPACE_MARKS if token.startswith(mark)), "")
+            forms.add(token_id, token[len(mark) :], bool(mark))
+        return torch.tensor(list(forms.table), dtype=torch.int8).view(self.width, 3)
+
     def _table_of(self, token_ids: tuple[int, ...]) -> Tensor:
         table = torch.zeros(self.width, dtype=torch.bool)
         table[list(token_ids)] = True
         return table
+
+
+class _Forms:
+    """Collects the rows of `NumberVocabulary.forms_table`."""
+
+    def __init__(self, width: int) -> None:
+        self.table = bytearray(3 * width)
+
+    def add(self, token_id: int, text: str, starts_word: bool) -> None:
+        """Note a token by its text behind its space mark; ids beyond the width are passed over."""
+        role, num_digits = _role(text), 0
+        if role is Role.DIGITS:
+            num_digits = min(len(text), _MOST_DIGITS)
+        elif role is Role.WORD and _LEADING_POINT.search(text):
+            role, starts_word = Role.POINT, True
+        row = (role, num_digits, starts_word or text[:1].isspace())
+        self.table[3 * token_id : 3 * token_id + 3] = bytes(row)
+
+
+def _role(text: str) -> Role:
+    if text in _MARK_ROLES:
+        return _MARK_ROLES[text]
+    if _DIGIT_RUN.fullmatch(text):
+        return Role.DIGITS
+    if _ASCII_DIGIT.search(text):
+        return Role.WHOLE
+    # The replacement character stands for part of a letter.
+    return Role.WORD if text and (text[-1].isalnum() or text[-1] in ")]}%.\ufffd") else Role.TEXT
+
+
+def _text_of_value(value: float) -> str:
+    return str(int(value)) if value >= 0 and value == int(value) else f"{value:g}"
 
 
 class _TokenText:
@@ -270,18 +369,16 @@ class _TokenText:
         match = _BYTE_PIECE.fullmatch(token) if self.byte_pieces else None
         return chr(int(match.group(1), 16)) if match else None
 
-    def without_mark(self, token: str, token_id: int) -> str:
-        """The text of a token behind its space mark."""
+    def split(self, token: str, token_id: int) -> tuple[str, bool]:
+        """The text of a token behind its mark, and whether that was a space mark."""
         if self.byte_level and not token.isascii() and token_id not in self.added:
             token = _text_of_byte_level(token)
-        for mark in self.marks:
-            if token.startswith(mark):
-                token = token[len(mark) :]
-                break
+        mark = next((mark for mark in self.marks if token.startswith(mark)), "")
+        token = token[len(mark) :]
         if self.is_slow and not token.isascii():
             # ByT5 names its bytes by the characters of latin-1: its `²` is half a letter.
             token = self.tokenizer.convert_tokens_to_string([token])
-        return token
+        return token, mark in SPACE_MARKS
 
 
 def _decoder_types(decoder: decoders.Decoder | None) -> set[str]:
