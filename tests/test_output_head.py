@@ -1,10 +1,12 @@
 """OutputHead: hidden states and output matrix give the model's own logits, or it says why not."""
 
 import copy
+import os
 import random
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -110,6 +112,11 @@ def cross_entropy(logits, labels):
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
+def labels_of(inputs):
+    shape = inputs.get("decoder_input_ids", inputs["input_ids"]).shape
+    return torch.randint(0, V, shape, generator=torch.Generator().manual_seed(3))
+
+
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
@@ -117,8 +124,7 @@ def gradients(model, loss):
 
 
 def assert_same_gradients(model, head, inputs, tolerance=1e-5):
-    width = inputs.get("decoder_input_ids", inputs["input_ids"]).shape
-    labels = torch.randint(0, V, width, generator=torch.Generator().manual_seed(3))
+    labels = labels_of(inputs)
     expected_loss = cross_entropy(model(**inputs).logits, labels)
     expected = gradients(model, expected_loss)
     loss = head.loss(lambda p: cross_entropy(p.logits(), labels), **inputs)
@@ -552,3 +558,74 @@ def test_projection_by_hand():
         soft_cap=9.0,
     )
     assert projection.logits().item() == pytest.approx(9 * 0.7615941559557649)
+
+
+# Sharded weights
+
+
+SHARDED = {
+    "llama": ("llama", False),
+    "llama, its head a unit of its own": ("llama", True),
+    "qwen2, tied": ("qwen2_tied", False),
+    "t5, tied": ("t5_tied", False),
+}
+
+
+def rows(inputs, rank):
+    return {k: v[rank : rank + 1] if torch.is_tensor(v) else v for k, v in inputs.items()}
+
+
+def layers_of(model):
+    if model.config.is_encoder_decoder:
+        return [*model.encoder.block, *model.decoder.block]
+    return model.model.layers
+
+
+def _rank(rank, port, folder):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    results = {}
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        for case, (name, own_head) in SHARDED.items():
+            model = built(*MODELS[name]).eval()
+            inputs = rows(inputs_of(model), rank)
+            labels = labels_of(inputs_of(model))[rank : rank + 1]
+            for layer in [*layers_of(model), *([model.lm_head] if own_head else [])]:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh, reshard_after_forward=True)
+            head = OutputHead(model)
+            head.verify(**inputs)
+            for _ in range(2):  # the second step starts from what the first one left
+                model.zero_grad()
+                loss = head.loss(lambda p, y=labels: cross_entropy(p.logits(), y), **inputs)
+                loss.backward()
+            found = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
+            results[case] = (loss.detach(), found)
+    finally:
+        dist.destroy_process_group()
+    torch.save(results, f"{folder}/rank{rank}.pt")
+
+
+def test_two_sharded_ranks_give_the_gradient_of_the_averaged_loss(tmp_path, free_port):
+    mp.spawn(_rank, args=(free_port, str(tmp_path)), nprocs=2, join=True)
+    results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    for case, (name, _) in SHARDED.items():
+        model = built(*MODELS[name]).eval()
+        whole = inputs_of(model)
+        losses = [
+            cross_entropy(model(**rows(whole, rank)).logits, labels_of(whole)[rank : rank + 1])
+            for rank in (0, 1)
+        ]
+        expected = gradients(model, sum(losses) / 2)
+        for rank in (0, 1):
+            loss, found = results[rank][case]
+            assert loss.item() == pytest.approx(losses[rank].item(), rel=1e-6), case
+            assert found.keys() == expected.keys(), case
+            for parameter, gradient in expected.items():
+                assert largest_error(found[parameter], gradient) < 1e-5, (case, parameter)
