@@ -9,20 +9,33 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from ntl_lightning.losses.projection import (
+    OutputProjection,
+    attach_gradients,
+    projected_gradients,
+    projected_statistics,
+)
 from ntl_lightning.losses.terms import LossTerm, Positions
 from ntl_lightning.losses.token_statistics import (
     IGNORE_INDEX,
+    LabelCells,
     TokenStatistics,
+    kept_cells,
+    statistics_of_rows,
     token_statistics,
 )
+from ntl_lightning.numbers.runs import label_counts
 from ntl_lightning.numbers.vocabulary import NumberVocabulary
 
 __all__ = ["Objective", "ObjectiveResult"]
 
 
-def average(total: Tensor, count: float) -> Tensor:
+def average(total: Tensor, count: Tensor | float) -> Tensor:
     """The total over the count; 0 where there is nothing to average over."""
-    return total / count if count else torch.zeros_like(total)
+    if isinstance(count, Tensor):
+        # Chosen, not multiplied by 0: the total of nothing may still be infinite.
+        return torch.where(count > 0, total / count.clamp(min=1), 0.0)
+    return total / count if count > 0 else torch.zeros_like(total)
 
 
 @dataclass(frozen=True)
@@ -33,14 +46,16 @@ class ObjectiveResult:
     """() the weighted sum of the averaged terms, to call `backward` on."""
     sums: dict[str, Tensor]
     """Term name -> () detached, unweighted sum over the positions the term is evaluated at."""
-    counts: dict[Positions, int]
-    """`tokens`: label positions of this batch; `numbers`: those whose label is a number token."""
+    counts: dict[Positions, Tensor]
+    """() int64. `tokens`: label positions of this batch; `numbers`: those whose label is a number
+    token; `whole_numbers`, only where a term is averaged over them: the written numbers."""
     averages: dict[str, Positions]
     """Term name -> what it is averaged over."""
     weights: dict[str, float]
     """Term name -> its weight at this step."""
     statistics: TokenStatistics
-    """The statistics the terms were computed from, of the `tokens` positions in row-major order."""
+    """The statistics the terms were computed from, of the `tokens` positions in row-major order
+    (see `token_statistics`). Without a graph if the loss was computed from hidden states."""
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -77,18 +92,21 @@ class Objective(nn.Module):
     >>> objective = Objective([CrossEntropy(), Wasserstein(weight=0.3)], vocabulary)
     >>> logits = torch.zeros(1, 2, 15, requires_grad=True)
     >>> result = objective(logits, torch.tensor([[4, 12]]))
-    >>> result.parts["ntl_was"], result.counts["numbers"]
+    >>> result.parts["ntl_was"], int(result.counts["numbers"])
     (tensor(2.5000), 1)
     """
 
     number_ids: Tensor
+    forms: Tensor
     _value_bits: Tensor
 
     def __init__(self, terms: Sequence[LossTerm], vocabulary: NumberVocabulary) -> None:
         super().__init__()
         if not terms:
             raise ValueError("loss_terms is empty: name at least one loss term")
-        repeated = [name for name, n in Counter(term.name for term in terms).items() if n > 1]
+        repeated = [
+            name for name, n in Counter(term.name for term in terms).items() if n > 1
+        ]
         if repeated:
             raise ValueError(
                 f"loss_terms holds more than one term called {repeated[0]!r}; "
@@ -99,16 +117,23 @@ class Objective(nn.Module):
                 raise ValueError(
                     f"loss_terms: the weight of {term.name} must be 0 or more, got {term.weight}"
                 )
-            for key in ("averaged_over", "evaluated_at"):
-                if getattr(term, key) not in get_args(Positions):
+            allowed = {
+                "averaged_over": get_args(Positions),
+                "evaluated_at": ("numbers", "tokens"),
+            }
+            for key, values in allowed.items():
+                if getattr(term, key) not in values:
                     raise ValueError(
-                        f"loss_terms: {key} of {term.name} must be one of "
-                        f"{', '.join(get_args(Positions))}, got {getattr(term, key)!r}"
+                        f"loss_terms: {key} of {term.name} must be one of {', '.join(values)}, "
+                        f"got {getattr(term, key)!r}"
                     )
         self.terms = tuple(terms)
         self.register_buffer(
-            "number_ids", torch.tensor(vocabulary.token_ids, dtype=torch.long), persistent=False
+            "number_ids",
+            torch.tensor(vocabulary.token_ids, dtype=torch.long),
+            persistent=False,
         )
+        self.register_buffer("forms", vocabulary.forms_table(), persistent=False)
         # The values are kept as the bits of float32 in an integer buffer, because moving a module
         # to bfloat16 would round a floating-point one: 257 would become 256.
         self.register_buffer(
@@ -125,16 +150,39 @@ class Objective(nn.Module):
     @property
     def needs_numbers(self) -> bool:
         """Whether a term with a weight is evaluated at number labels only."""
-        return any(term.evaluated_at == "numbers" and term.weight > 0 for term in self.terms)
+        return any(
+            term.evaluated_at == "numbers" and term.weight > 0 for term in self.terms
+        )
 
-    def count(self, labels: Tensor) -> dict[Positions, int]:
-        """Number of label positions, and of those whose label is a number token."""
-        kept = labels[labels != IGNORE_INDEX]
-        return {"tokens": kept.numel(), "numbers": int((~self.value_table[kept].isnan()).sum())}
+    @property
+    def _joins_positions(self) -> bool:
+        return any(term.joins_positions for term in self.terms)
+
+    def count(
+        self, labels: Tensor, quantities: Tensor | None = None
+    ) -> dict[Positions, Tensor]:
+        """What the terms are divided by on these labels alone, see `ObjectiveResult.counts`.
+
+        Args:
+            labels: (..., T) int64.
+            quantities: (..., T) bool, see `forward`.
+        """
+        return self._counts(self._cells(labels, quantities))
+
+    def _cells(self, labels: Tensor, quantities: Tensor | None) -> LabelCells:
+        return LabelCells.of(
+            labels, self.value_table, forms=self.forms, quantities=quantities
+        )
+
+    def _counts(self, cells: LabelCells) -> dict[Positions, Tensor]:
+        whole = any(term.averaged_over == "whole_numbers" for term in self.terms)
+        return label_counts(cells.ids, cells.is_number, cells.runs if whole else None)
 
     def weights(self, step: int) -> dict[str, float]:
         """Term name -> weight at an optimizer step."""
-        return {term.name: term.weight * term.schedule.factor(step) for term in self.terms}
+        return {
+            term.name: term.weight * term.schedule.factor(step) for term in self.terms
+        }
 
     def combine(self, averages: Mapping[str, Tensor], step: int) -> Tensor:
         """() the objective from the terms' averages, e.g. over an epoch."""
@@ -146,21 +194,26 @@ class Objective(nn.Module):
         logits: Tensor,
         labels: Tensor,
         *,
+        quantities: Tensor | None = None,
         denominators: Mapping[Positions, float] | None = None,
         step: int = 0,
         overwrite_logits: bool = False,
+        num_labels: int | None = None,
     ) -> ObjectiveResult:
         """The objective on one batch, in float32 (float64 for float64 logits) under autocast too.
 
         Args:
             logits: (..., V) aligned with the labels.
-            labels: (...) int64, `-100` where there is no target.
+            labels: (..., T) int64, `-100` where there is no target.
+            quantities: (..., T) bool, false where the label's number is an id or a category: for
+                the number terms it is then no number. None: all numbers are quantities.
             denominators: What the terms' sums are divided by. None: the counts of this batch. To
                 get the same gradient however an optimizer step is cut into micro-batches and
                 ranks, pass the counts over all of them, and undo the division by the number of
                 micro-batches and ranks that the training loop does.
             step: Optimizer step, for the weight schedules.
             overwrite_logits: See `token_statistics`.
+            num_labels: See `token_statistics`.
 
         Returns:
             The loss and its parts. A batch without numbers (or without any label) gives 0 for the
@@ -168,48 +221,203 @@ class Objective(nn.Module):
         """
         with torch.autocast(logits.device.type, enabled=False):
             statistics = token_statistics(
-                logits, labels, self.number_ids, self.value_table, overwrite_logits=overwrite_logits
+                logits,
+                labels,
+                self.number_ids,
+                self.value_table,
+                forms=self.forms,
+                quantities=quantities,
+                overwrite_logits=overwrite_logits,
+                num_labels=num_labels,
             )
-            return self._from_statistics(statistics, denominators, step)
+            counts = self._counts(statistics.cells)
+            weights = self.weights(step)
+            loss, sums = self._evaluate(statistics, denominators or counts, weights)
+        return self._result(loss, sums, counts, weights, statistics)
 
-    def _from_statistics(
+    def from_hidden(
+        self,
+        hidden: Tensor,
+        output_weight: Tensor,
+        labels: Tensor,
+        bias: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
+        low_rank: tuple[Tensor, Tensor] | None = None,
+        quantities: Tensor | None = None,
+        denominators: Mapping[Positions, float] | None = None,
+        step: int = 0,
+        num_labels: int | None = None,
+        rows_per_chunk: int | None = None,
+    ) -> ObjectiveResult:
+        """The objective from hidden states; logits exist for a few positions at a time only.
+
+        The same numbers as `forward` on `cap(scale * (hidden @ output_weight.T + bias + a @ b.T))`
+        with `low_rank = (a, b)` and `cap(x) = soft_cap * tanh(x / soft_cap)`. The gradients are
+        taken on the way, so that `backward` multiplies only; nothing of vocabulary width is
+        computed for positions without a label. A term that joins positions (`NumberLevel`) makes
+        it go through the output matrix once more. Under autocast the products with the output
+        matrix are computed in its dtype, all the rest in float32.
+
+        Args:
+            hidden: (..., D) what the model's output layer is given, aligned with the labels.
+            output_weight: (V, D) output matrix; a DTensor is gathered.
+            labels: (..., T) int64, `-100` where there is no target.
+            bias: (V,) of the output layer.
+            scale: Factor on the logits.
+            soft_cap: Bound of the logits' tanh, or None.
+            low_rank: (..., R) and (V, R), an adapter beside the output matrix.
+            quantities: See `forward`.
+            denominators: See `forward`.
+            step: See `forward`.
+            num_labels: See `token_statistics`. Without it a GPU is asked once, for the positions
+                with a label.
+            rows_per_chunk: Positions whose logits exist at a time. None: an eighth of them, and at
+                least 256. Fewer need less memory and more time.
+
+        Returns:
+            As `forward`; the statistics have no graph.
+
+        Raises:
+            ValueError: If the shapes disagree, or (on the CPU) a label is outside the vocabulary.
+        """
+        if hidden.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"labels must have the shape of hidden without its last dimension, "
+                f"{tuple(hidden.shape[:-1])}, got {tuple(labels.shape)}"
+            )
+        width = self.value_table.shape[0]
+        if output_weight.shape[0] != width:
+            raise ValueError(
+                f"the output matrix has {output_weight.shape[0]} rows, but the number vocabulary "
+                f"was made for {width}; build it with width=output_weight.shape[0]"
+            )
+        cells = self._cells(labels, quantities)
+        split = kept_cells(labels, num_labels)
+        if split is None:
+            rows = (labels.reshape(-1) != IGNORE_INDEX).nonzero().squeeze(-1)
+        else:
+            rows = split[0]
+        label_ids = labels.reshape(-1).index_select(0, rows)
+        kept_hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows)
+        if low_rank is not None:
+            a, b = low_rank
+            low_rank = a.reshape(-1, a.shape[-1]).index_select(0, rows), b
+        projection = OutputProjection(
+            output_weight, bias, scale, soft_cap, low_rank
+        ).gathered()
+        counts = self._counts(cells)
+        totals = denominators or counts
+        weights = self.weights(step)
+
+        def statistics(rows: Tensor, *from_logits: Tensor) -> TokenStatistics:
+            return statistics_of_rows(
+                cells, rows, self.number_ids, self.value_table, *from_logits
+            )
+
+        arguments = (kept_hidden, projection, label_ids, self.number_ids)
+        tensors = (
+            kept_hidden,
+            projection.weight,
+            projection.bias,
+            *(projection.low_rank or ()),
+        )
+        needs_gradient = torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad for tensor in tensors
+        )
+        losses: list[Tensor] = []
+        parts: list[tuple[Tensor, ...]] = []
+        chunk_sums: list[dict[str, Tensor]] = []
+
+        def evaluate(chunk: slice, *from_logits: Tensor) -> tuple[Tensor | None, ...]:
+            """The terms on some of the rows, and their gradient."""
+            parts.append(from_logits)
+            with (
+                torch.enable_grad(),
+                torch.autocast(hidden.device.type, enabled=False),
+            ):
+                leaves = tuple(
+                    tensor.detach().requires_grad_() for tensor in from_logits
+                )
+                loss, sums = self._evaluate(
+                    statistics(rows[chunk], *leaves), totals, weights
+                )
+                losses.append(loss.detach())
+                chunk_sums.append(sums)
+                return torch.autograd.grad(loss, leaves, allow_unused=True)
+
+        if needs_gradient and len(rows) and not self._joins_positions:
+            gradients = projected_gradients(
+                *arguments, evaluate, rows_per_chunk=rows_per_chunk
+            )
+        else:
+            whole = projected_statistics(*arguments, rows_per_chunk=rows_per_chunk)
+            of_all = evaluate(slice(None), *whole)
+            if needs_gradient:
+                gradients = projected_gradients(
+                    *arguments,
+                    lambda chunk, *_: tuple(
+                        None if g is None else g[chunk] for g in of_all
+                    ),
+                    rows_per_chunk=rows_per_chunk,
+                )
+        loss = torch.stack(losses).sum()
+        if needs_gradient:
+            loss = attach_gradients(loss, gradients, kept_hidden, projection)
+        sums = {
+            name: torch.stack([chunk[name] for chunk in chunk_sums]).sum()
+            for name in weights
+        }
+        together = [torch.cat(column) for column in zip(*parts, strict=True)]
+        return self._result(loss, sums, counts, weights, statistics(rows, *together))
+
+    def _result(
+        self,
+        loss: Tensor,
+        sums: dict[str, Tensor],
+        counts: dict[Positions, Tensor],
+        weights: dict[str, float],
+        statistics: TokenStatistics,
+    ) -> ObjectiveResult:
+        averages = {term.name: term.averaged_over for term in self.terms}
+        return ObjectiveResult(loss, sums, counts, averages, weights, statistics)
+
+    def _evaluate(
         self,
         statistics: TokenStatistics,
-        denominators: Mapping[Positions, float] | None,
-        step: int,
-    ) -> ObjectiveResult:
-        number_positions = statistics.is_number.nonzero().squeeze(-1)
-        counts: dict[Positions, int] = {
-            "tokens": len(statistics.label_ids),
-            "numbers": len(number_positions),
-        }
-        at_numbers = (
-            statistics if counts["numbers"] == counts["tokens"] else statistics.at(number_positions)
-        )
-        totals = counts if denominators is None else denominators
-        weights = self.weights(step)
+        totals: Mapping[Positions, Tensor] | Mapping[Positions, float],
+        weights: Mapping[str, float],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum () of the terms, and the sum () of each."""
+        at_numbers = statistics.at_numbers()
         sums: dict[str, Tensor] = {}
         # The sum of nothing: zero, but connected to the graph.
         loss = statistics.cross_entropy[:0].sum()
         for term in self.terms:
-            seen = at_numbers if term.evaluated_at == "numbers" else statistics
-            weight, divisor = weights[term.name], totals[term.averaged_over]
+            numbers_only = term.evaluated_at == "numbers"
+            seen = at_numbers if numbers_only else statistics
             values = term.per_position(seen)
             if values.shape != seen.label_ids.shape:
                 raise ValueError(
                     f"per_position of {term.name} must return one value for each of the "
                     f"{len(seen.label_ids)} positions, got the shape {tuple(values.shape)}"
                 )
-            total = values.sum()
+            counts = seen.is_number if numbers_only else seen.is_label
+            total = torch.where(counts, values, 0.0).sum()
             # A term that is switched off stays out of the graph: 0 times infinity would be NaN.
-            if weight > 0 and divisor > 0:
-                loss = loss + total * (weight / divisor)
+            if weights[term.name] > 0:
+                loss = loss + weights[term.name] * average(total, _total(totals, term))
             sums[term.name] = total.detach()
-        return ObjectiveResult(
-            loss=loss,
-            sums=sums,
-            counts=counts,
-            averages={term.name: term.averaged_over for term in self.terms},
-            weights=weights,
-            statistics=statistics,
+        return loss, sums
+
+
+def _total(
+    totals: Mapping[Positions, Tensor] | Mapping[Positions, float], term: LossTerm
+) -> Tensor | float:
+    if term.averaged_over not in totals:
+        raise ValueError(
+            f"denominators holds {', '.join(totals)}, but {term.name} is averaged over "
+            f"{term.averaged_over}; Objective.count names all that are needed"
         )
+    return totals[term.averaged_over]

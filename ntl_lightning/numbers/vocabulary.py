@@ -187,7 +187,7 @@ class NumberVocabulary:
             text, starts_word = (byte, False) if byte else read_text.split(token, token_id)
             if not special:
                 forms.add(token_id, text, starts_word)
-            if token.isascii() and not _ASCII_CANDIDATE.search(token):
+            if text.isascii() and not _ASCII_CANDIDATE.search(text):
                 continue
             if byte is not None:
                 if _ASCII_DIGIT.fullmatch(byte):
@@ -319,17 +319,25 @@ class _Forms:
     """Collects the rows of `NumberVocabulary.forms_table`."""
 
     def __init__(self, width: int) -> None:
+        self.width = width
         self.table = bytearray(3 * width)
 
     def add(self, token_id: int, text: str, starts_word: bool) -> None:
         """Note a token by its text behind its space mark; ids beyond the width are passed over."""
+        if token_id >= self.width:
+            return
+        at = 3 * token_id
+        if text.isalpha():
+            # Nearly every token: the rest would take as long as all else that is asked of it.
+            self.table[at] = Role.WORD
+            self.table[at + 2] = starts_word
+            return
         role, num_digits = _role(text), 0
         if role is Role.DIGITS:
             num_digits = min(len(text), _MOST_DIGITS)
         elif role is Role.WORD and _LEADING_POINT.search(text):
             role, starts_word = Role.POINT, True
-        row = (role, num_digits, starts_word or text[:1].isspace())
-        self.table[3 * token_id : 3 * token_id + 3] = bytes(row)
+        self.table[at : at + 3] = bytes((role, num_digits, starts_word or text[:1].isspace()))
 
 
 def _role(text: str) -> Role:
@@ -366,15 +374,19 @@ class _TokenText:
 
     def byte(self, token: str) -> str | None:
         """The character of a byte piece (`<0x35>` is `5`), None for every other token."""
-        match = _BYTE_PIECE.fullmatch(token) if self.byte_pieces else None
+        if not (self.byte_pieces and token.startswith("<0x")):
+            return None
+        match = _BYTE_PIECE.fullmatch(token)
         return chr(int(match.group(1), 16)) if match else None
 
     def split(self, token: str, token_id: int) -> tuple[str, bool]:
         """The text of a token behind its mark, and whether that was a space mark."""
         if self.byte_level and not token.isascii() and token_id not in self.added:
             token = _text_of_byte_level(token)
-        mark = next((mark for mark in self.marks if token.startswith(mark)), "")
-        token = token[len(mark) :]
+        mark = ""
+        if token.startswith(self.marks):
+            mark = next(mark for mark in self.marks if token.startswith(mark))
+            token = token[len(mark) :]
         if self.is_slow and not token.isascii():
             # ByT5 names its bytes by the characters of latin-1: its `²` is half a letter.
             token = self.tokenizer.convert_tokens_to_string([token])
