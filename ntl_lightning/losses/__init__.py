@@ -1,5 +1,6 @@
 """Number-aware loss functions; usable without Lightning."""
 
+from ntl_lightning.losses.distributions import gaussian_target, wasserstein_distance
 from ntl_lightning.losses.objective import Objective, ObjectiveResult
 from ntl_lightning.losses.schedules import (
     Constant,
@@ -12,7 +13,9 @@ from ntl_lightning.losses.terms import (
     CrossEntropy,
     ExpectedValue,
     LossTerm,
+    NumberMass,
     Positions,
+    RegressionAware,
     Wasserstein,
 )
 from ntl_lightning.losses.token_statistics import (
@@ -20,21 +23,29 @@ from ntl_lightning.losses.token_statistics import (
     TokenStatistics,
     token_statistics,
 )
+from ntl_lightning.losses.whole_numbers import DigitEntropy, EarthMoverPlace, NumberLevel
 
 __all__ = [
     "IGNORE_INDEX",
     "Constant",
     "Cosine",
     "CrossEntropy",
+    "DigitEntropy",
+    "EarthMoverPlace",
     "ExpectedValue",
     "LinearWarmup",
     "LossTerm",
+    "NumberLevel",
+    "NumberMass",
     "Objective",
     "ObjectiveResult",
     "Positions",
+    "RegressionAware",
     "StepRange",
     "TokenStatistics",
     "Wasserstein",
     "WeightSchedule",
+    "gaussian_target",
     "token_statistics",
+    "wasserstein_distance",
 ]

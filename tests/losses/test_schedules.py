@@ -1,5 +1,6 @@
 """Weights by optimizer step: the steps where they change, and settings that make no sense."""
 
+import itertools
 import math
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_cosine_never_leaves_its_two_levels_nor_turns_back(steps, start, end):
     slack = 1e-12 * max(start, end)
     assert all(min(start, end) - slack <= factor <= max(start, end) + slack for factor in found)
     sign = 1 if end > start else -1
-    assert all(sign * (b - a) >= -slack for a, b in zip(found, found[1:], strict=False))
+    assert all(sign * (b - a) >= -slack for a, b in itertools.pairwise(found))
 
 
 @pytest.mark.parametrize(
