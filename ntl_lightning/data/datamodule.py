@@ -4,13 +4,14 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import torch
 from datasets import Dataset
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ntl_lightning.data.collate import IGNORE_INDEX, Architecture, Collator, encode
@@ -23,8 +24,10 @@ from ntl_lightning.numbers import (
     NumberKind,
     NumberVocabulary,
     Tokenizer,
+    label_counts,
     last_number,
     num_token_ids,
+    number_runs,
 )
 
 __all__ = ["LabelCoverage", "NumberDataModule"]
@@ -167,6 +170,8 @@ class NumberDataModule(LightningDataModule):
         )
         self._is_number = self.vocabulary.is_number_table()
         self._is_digit_bearing = self.vocabulary.is_digit_bearing_table()
+        self._values = self.vocabulary.value_table()
+        self._forms = self.vocabulary.forms_table()
         self._tables: dict[str, Dataset] = {}
         self._train_loader: StepTotals | None = None
         self._train_state: dict[str, Any] | None = None
@@ -341,6 +346,8 @@ class NumberDataModule(LightningDataModule):
     def train_dataloader(self) -> StepTotals | BatchLoader:
         """Shuffled batches, each with the label totals of its optimizer step.
 
+        These are `tokens` and `numbers`, and `whole_numbers` where a term is averaged over them.
+
         With `trainer.overfit_batches` the order is that of the sources, so that the same batches
         come in every epoch. Without a trainer there are no steps and no totals.
         """
@@ -358,7 +365,7 @@ class NumberDataModule(LightningDataModule):
                 epoch=trainer.current_epoch,
                 num_batches=lambda: trainer.num_training_batches,
             ),
-            count=self.count_labels,
+            count=partial(self.count_labels, whole_numbers=_averages_over_whole_numbers(trainer)),
             accumulation=lambda: trainer.accumulate_grad_batches,
             num_batches=lambda: trainer.num_training_batches,
             sum_over_ranks=sum_over_ranks,
@@ -399,14 +406,28 @@ class NumberDataModule(LightningDataModule):
             # Strategies that shard load checkpoints only after the loader is made.
             self._train_loader.load_state_dict(state["train"])
 
-    def count_labels(self, batch: dict[str, Any]) -> dict[str, int]:
-        """Labels of a batch: all `tokens`, and the `numbers` among them that are quantities."""
-        labels = batch["labels"]
+    def count_labels(self, batch: dict[str, Any], whole_numbers: bool = True) -> dict[str, int]:
+        """What loss terms are averaged over, in one batch.
+
+        Args:
+            batch: `labels`, and where there are some `quantities` and `first_label`.
+            whole_numbers: Count these too, which takes milliseconds.
+
+        Returns:
+            `tokens`, all labels; `numbers`, those that are number tokens and quantities;
+            `whole_numbers`, the written numbers that consist of such tokens.
+        """
+        labels = batch["labels"][:, batch.get("first_label", 0) :]
         is_label = labels != IGNORE_INDEX
-        is_number = is_label & self._is_number[labels.where(is_label, 0)]
+        token_ids = labels.where(is_label, 0)
+        is_number = is_label & self._is_number[token_ids]
         if "quantities" in batch:
-            is_number &= batch["quantities"]
-        return {"tokens": int(is_label.sum()), "numbers": int(is_number.sum())}
+            is_number &= batch["quantities"][:, batch.get("first_label", 0) :]
+        runs = None
+        if whole_numbers:
+            values = self._values[token_ids].where(is_number, 0.0)
+            runs = number_runs(labels, self._forms, is_number, values)
+        return {name: int(n) for name, n in label_counts(labels, is_number, runs).items()}
 
     def _evaluation_loader(self, name: str, *, in_order: bool = False) -> BatchLoader:
         table = self._table(name)
@@ -435,6 +456,13 @@ class NumberDataModule(LightningDataModule):
             name.removeprefix("test."): self._evaluation_loader(name, in_order=True)
             for name in names
         }
+
+
+def _averages_over_whole_numbers(trainer: Trainer) -> bool:
+    """Whether the model's objective has such a term; true of a model that does not tell."""
+    objective = getattr(trainer.lightning_module, "objective", None)
+    terms = getattr(objective, "terms", None)
+    return terms is None or any(term.averaged_over == "whole_numbers" for term in terms)
 
 
 def _have_digit(text: str, spans: Iterable[tuple[int, int]]) -> bool:

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import os
@@ -5,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -748,8 +750,55 @@ def test_labels_are_counted_without_the_ignored():
     data = data_module()
     number, letter, end = data.tokenizer.convert_tokens_to_ids(["7", "x", data.tokenizer.eos_token])
     labels = torch.tensor([[-100, number, end], [letter, number, -100]])
-    assert data.count_labels({"labels": labels}) == {"tokens": 4, "numbers": 2}
-    assert data.count_labels({"labels": torch.full((1, 3), -100)}) == {"tokens": 0, "numbers": 0}
+    counts = {"tokens": 4, "numbers": 2, "whole_numbers": 2}
+    assert data.count_labels({"labels": labels}) == counts
+    nothing = {"labels": torch.full((1, 3), -100)}
+    assert data.count_labels(nothing) == dict.fromkeys(counts, 0)
+    del counts["whole_numbers"]
+    assert data.count_labels({"labels": labels}, whole_numbers=False) == counts
+
+
+@pytest.mark.parametrize("architecture", ["causal", "seq2seq"])
+def test_whole_numbers_are_the_written_ones_without_those_that_are_marked(architecture):
+    texts = ("id 17 has 3,456.5 and 8", "id 204 has -12", "id 12", "2024 -> id 7id 8 3")
+    data = data_module(
+        train=[targets(*texts)],
+        val=[],
+        batch_size=len(texts),
+        architecture=architecture,
+        not_quantities=[r"id (\d+)", "20(2)4"],
+    )
+    data.setup("fit")
+    (batch,) = data.train_dataloader()
+    # 3,456.5, 8, 12 and 3; a digit of 2024 is marked.
+    expected = {"numbers": 5 + 1 + 2 + 3 + 1, "whole_numbers": 4}
+    counts = data.count_labels(batch)
+    assert counts == {"tokens": sum(len(text) + 1 for text in texts), **expected}
+
+
+@pytest.mark.parametrize(
+    ("averages", "counted"),
+    [(["tokens", "numbers"], False), (["tokens", "whole_numbers"], True)],
+)
+def test_whole_numbers_are_counted_in_training_where_a_term_is_averaged_over_them(
+    tmp_path, averages, counted
+):
+    data = data_module(train=[targets("12 3")], val=[])
+    data.trainer = trainer_for(tmp_path)
+    terms = [SimpleNamespace(averaged_over=average) for average in averages]
+    data.trainer.strategy.connect(SimpleNamespace(objective=SimpleNamespace(terms=terms)))
+    data.setup("fit")
+    (batch,) = itertools.islice(data.train_dataloader(), 1)
+    expected = {"tokens": 5, "numbers": 3} | ({"whole_numbers": 2} if counted else {})
+    assert batch["step_totals"] == expected
+
+
+def test_whole_numbers_are_counted_for_a_module_that_tells_nothing_of_its_terms(tmp_path):
+    data = data_module(train=[targets("12 3")], val=[])
+    data.trainer = trainer_for(tmp_path)
+    data.setup("fit")
+    (batch,) = data.train_dataloader()
+    assert batch["step_totals"] == {"tokens": 5, "numbers": 3, "whole_numbers": 2}
 
 
 # ---- Numbers that are no quantities
@@ -860,7 +909,7 @@ def test_marked_labels_are_tokens_but_no_numbers():
         "labels": torch.tensor([[-100, number, end], [letter, number, -100]]),
         "quantities": torch.tensor([[False, False, True], [True, True, False]]),
     }
-    assert data.count_labels(batch) == {"tokens": 4, "numbers": 1}
+    assert data.count_labels(batch) == {"tokens": 4, "numbers": 1, "whole_numbers": 1}
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

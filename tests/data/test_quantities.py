@@ -3,16 +3,19 @@
 import functools
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from ntl_lightning.cli import NumberCLI
 from ntl_lightning.data import Example, encode
 from ntl_lightning.data.quantities import compile_patterns, matched_spans, quantity_tokens
 from ntl_lightning.numbers import ArithmeticTokenizer
 from ntl_lightning.numbers.tokenizer import digit_level_copy
+from tests.conftest import ROOT
 
 REAL = ["t5", "gpt2", "llama3", "qwen3", "bert", "llama2", "mistral_v3"]
 
@@ -208,3 +211,58 @@ def test_a_token_across_the_end_of_a_span_is_marked(ready):
     assert (tokens, counts) == (["123", "45"], [False, False])
     tokens, counts = encoded(ready("llama3", True), "12345", [(0, 4)])
     assert counts == [False, False, False, False, True]
+
+
+# ---- The documentation
+
+PAGE = (ROOT / "docs" / "quantities.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore:NaN, because they are not defined")
+@pytest.mark.parametrize(
+    ("block", "marked"),
+    list(zip(blocks("yaml"), [{"17", "204"}, {"2024051717", "20240517204"}], strict=True)),
+)
+def test_the_configurations_of_the_page_run(block, marked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (rows,) = blocks("json")
+    Path("rooms.jsonl").write_text(rows, encoding="utf-8")
+    Path("rooms.yaml").write_text(block, encoding="utf-8")
+    command = ["fit", "--config", "rooms.yaml", "--trainer.accelerator", "cpu"]
+    data = NumberCLI([*command, "--trainer.fast_dev_run", "1"]).datamodule
+    (batch,) = data.train_dataloader()
+    digits = set(data.tokenizer.convert_tokens_to_ids(list("0123456789")))
+    assert {
+        "".join(
+            data.tokenizer.decode([token])
+            for token, counts in zip(labels, quantities, strict=True)
+            if token in digits and not counts
+        )
+        for labels, quantities in zip(
+            batch["labels"].tolist(), batch["quantities"].tolist(), strict=True
+        )
+    } == marked
+    assert batch["step_totals"]["numbers"] == len("165") + len("230")
+
+
+def test_the_example_of_the_page_marks_the_room():
+    (block,) = blocks("python")
+    namespace = {}
+    exec(block.replace("\nExample(", "\nexample = Example("), namespace)
+    example = namespace["example"]
+    assert [example.target[a:b] for a, b in example.not_quantities] == ["17"]
+
+
+@pytest.mark.parametrize("pattern", re.findall(r"`(\([^`]*\)[^`]*)`", PAGE))
+def test_the_expressions_of_the_page_mark_what_they_are_said_to(pattern):
+    found = {
+        r"(\d{4})-(\d\d)-(\d\d)": ["2024", "05", "17"],
+        r"(\d,)+": ["6,"],
+        r"((?:\d,)+)": ["4,5,6,"],
+    }[pattern]
+    text = "2024-05-17, 4,5,6,"
+    assert [text[a:b] for a, b in matched_spans(re.compile(pattern), text)][-len(found) :] == found
