@@ -127,6 +127,7 @@ class Objective(nn.Module):
                         f"loss_terms: {key} of {term.name} must be one of {', '.join(values)}, "
                         f"got {getattr(term, key)!r}"
                     )
+            term.check(vocabulary)
         self.terms = tuple(terms)
         self.register_buffer(
             "number_ids",

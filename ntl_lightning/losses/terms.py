@@ -26,6 +26,7 @@ from torch import Tensor
 from ntl_lightning.losses.distributions import gaussian_target, wasserstein_distance
 from ntl_lightning.losses.schedules import Constant, WeightSchedule
 from ntl_lightning.losses.token_statistics import TokenStatistics
+from ntl_lightning.numbers.vocabulary import NumberVocabulary
 
 __all__ = [
     "Cost",
@@ -79,6 +80,14 @@ class LossTerm(ABC):
     def name(self) -> str:
         """Name in the logs (`train/<name>`); the class's own by default."""
         return type(self).__name__.lower()
+
+    def check(self, vocabulary: NumberVocabulary) -> None:
+        """Called once, before the first step; for terms that need something of the vocabulary.
+
+        Raises:
+            ValueError: If the term cannot work with these number tokens.
+        """
+        return
 
     @abstractmethod
     def per_position(self, statistics: TokenStatistics) -> Tensor:
@@ -484,7 +493,8 @@ class RegressionAware(LossTerm):
     averaged_over: Positions = "numbers"
     """What the term's sum is divided by: `numbers` or `tokens`."""
     values: tuple[float, ...] | None = None
-    """The answers, by value, such as `[1, 2, 3, 4, 5]` for a rating. null: all number tokens."""
+    """The answers, by value, such as `[1, 2, 3, 4, 5]` for a rating; each must be the value of a
+    number token. null: all number tokens."""
     largest_distance: float | None = None
     """Errors are scaled so that the largest distance between two answers is this. null: not
     scaled."""
@@ -504,6 +514,18 @@ class RegressionAware(LossTerm):
     def name(self) -> str:
         """`regression_aware`."""
         return "regression_aware"
+
+    def check(self, vocabulary: NumberVocabulary) -> None:
+        """Every answer of the list must be the value of a number token."""
+        # Compared as the statistics hold them, in float32.
+        token_values = torch.tensor(vocabulary.values, dtype=torch.float32)
+        for answer in self.values or ():
+            if not (token_values == answer).any():
+                raise ValueError(
+                    f"RegressionAware.values holds {answer:g}, but no number token has this value "
+                    f"(they go from {min(vocabulary.values):g} to {max(vocabulary.values):g}); "
+                    "leave it out, or choose number_tokens that have it"
+                )
 
     def per_position(self, statistics: TokenStatistics) -> Tensor:
         """The squared error of the expected answer, (N,)."""

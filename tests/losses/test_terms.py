@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import jsonargparse
 import numpy as np
 import pytest
 import scipy.stats
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from ntl_lightning.losses import (
     CrossEntropy,
     ExpectedValue,
+    LossTerm,
     NumberMass,
     Objective,
     RegressionAware,
@@ -612,6 +614,25 @@ def test_answers_are_found_by_their_value_also_where_it_is_no_binary_fraction():
         logits = torch.zeros(1, 4, dtype=dtype)
         got = part(RegressionAware(values=(0.1, 0.7)), logits, torch.tensor([0]), vocabulary)
         assert got == pytest.approx((0.2 - 0.1) ** 2, rel=1e-5)
+
+
+def test_an_answer_that_no_token_can_give_is_named():
+    Objective([RegressionAware(values=(1, 2.5, 1000))], VOCABULARY)
+    with pytest.raises(ValueError, match=r"values holds 10, but no number .* from -7 to 1000"):
+        Objective([RegressionAware(values=(1, 2.5, 10))], VOCABULARY)
+
+
+def test_the_answers_are_read_from_a_configuration():
+    parser = jsonargparse.ArgumentParser()
+    parser.add_argument("--term", type=LossTerm)
+    settings = {
+        "class_path": "ntl_lightning.losses.RegressionAware",
+        "init_args": {"values": [1, 2, 3.5]},
+    }
+    given_settings = parser.parse_object({"term": settings})
+    assert parser.instantiate_classes(given_settings).term == RegressionAware(values=(1, 2, 3.5))
+    again = parser.parse_string(parser.dump(given_settings))
+    assert parser.instantiate_classes(again).term == RegressionAware(values=(1, 2, 3.5))
 
 
 def test_the_answers_may_be_a_list_and_are_kept_as_a_tuple():
