@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -44,12 +44,14 @@ from ntl_lightning.numbers import (
     num_token_ids,
 )
 from ntl_lightning.optimization import AdamW, CosineLR, LRSchedule, OptimizerSpec
+from ntl_lightning.output_head import OutputHead, Projection, UnknownHead
 
 __all__ = ["NumberAwareLM"]
 
 Stage = Literal["val", "test", "predict"]
 
 _ANSWER_MARGIN = 8  # tokens that an answer may be longer than the longest target
+_PROBE_LENGTH = 8  # tokens of the sequences that a new model is tried on
 
 
 class NumberAwareLM(LightningModule):
@@ -63,8 +65,9 @@ class NumberAwareLM(LightningModule):
     Averages are exact: with `NumberDataModule` (or any loader in `StepTotals`) the gradient does
     not depend on how an optimizer step is split into micro-batches and ranks. With other loaders
     each batch is averaged by its own counts. A batch is what `Collator` makes: `input_ids`,
-    `attention_mask`, `labels`, for causal models `first_label`, and in evaluation
-    `prompt_input_ids`, `prompt_attention_mask` and the lists `prompt`, `target`, `index`.
+    `attention_mask`, `labels`, for causal models `first_label`, where some numbers are no
+    quantities `quantities`, and in evaluation `prompt_input_ids`, `prompt_attention_mask` and the
+    lists `prompt`, `target`, `index`.
 
     Args:
         backbone: The language model.
@@ -72,6 +75,9 @@ class NumberAwareLM(LightningModule):
         number_tokens: Which tokens count as numbers: single digits, integers, or all numbers.
         largest_number_token: Largest value of one token; null takes any, and warns.
         loss_terms: The objective; each term is averaged, weighted, scheduled and logged.
+        logits: `auto` takes the training loss from the hidden states and the output matrix, and
+            never holds all logits in memory, where the first training step finds that these give
+            the model's own logits. `full` always takes the model's logits.
         generation: How answers are made in evaluation and prediction.
         optimizer: The optimizer.
         lr_schedule: The learning rate, by optimizer step.
@@ -88,6 +94,7 @@ class NumberAwareLM(LightningModule):
         number_tokens: NumberKind = "digits",
         largest_number_token: float | None = 999,
         loss_terms: Sequence[LossTerm] = (CrossEntropy(), Wasserstein()),
+        logits: Literal["auto", "full"] = "auto",
         generation: Generation = Generation(),
         optimizer: OptimizerSpec = AdamW(),
         lr_schedule: LRSchedule = CosineLR(),
@@ -99,6 +106,7 @@ class NumberAwareLM(LightningModule):
             "number_tokens": number_tokens,
             "largest_number_token": largest_number_token,
             "loss_terms": loss_terms,
+            "logits": logits,
             "generation": generation,
             "optimizer": optimizer,
             "lr_schedule": lr_schedule,
@@ -115,6 +123,8 @@ class NumberAwareLM(LightningModule):
                     f"model.loss_terms must be a list of LossTerm, got {type(term).__name__}"
                     f"{'' if isinstance(loss_terms, Sequence) else ' itself'}"
                 )
+        if logits not in ("auto", "full"):
+            raise ValueError(f"model.logits must be auto or full, got {logits!r}")
         self.save_hyperparameters()
         if "_instantiator" not in self.hparams:
             # Built in Python: keep plain values, so that checkpoints load with weights_only=True.
@@ -138,6 +148,9 @@ class NumberAwareLM(LightningModule):
             largest=largest_number_token,
         )
         self.objective = Objective(loss_terms, self.vocabulary)
+        self.logits: Literal["auto", "full"] = logits
+        self._output_head: OutputHead | None = None
+        self._has_chosen_head = False
         self.model: PreTrainedModel | None = None
         self.training_mean: float | None = None
         """Mean of the numeric training targets, kept in the checkpoint."""
@@ -184,8 +197,6 @@ class NumberAwareLM(LightningModule):
     def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Logits and the labels they are to predict, position by position.
 
-        This is the only place where a causal model's labels are shifted.
-
         Args:
             batch: `input_ids`, `attention_mask` (B, T); `labels` (B, T) for causal models with
                 `first_label`, the first column with a label, or (B, T') for seq2seq.
@@ -194,22 +205,33 @@ class NumberAwareLM(LightningModule):
             logits (B, T'', V) and labels (B, T''), aligned.
         """
         self._check_batch(batch)
-        labels: Tensor = batch["labels"]
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        model = self.language_model
+        inputs, skipped = self._inputs(batch)
+        logits = self.language_model(**inputs).logits
+        return logits[:, skipped:] if skipped else logits, self._aligned(batch["labels"], batch)
+
+    def _inputs(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """Arguments of the model, and how many of its first positions predict no label."""
+        model, labels = self.language_model, batch["labels"]
+        inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        inputs["use_cache"] = False
         if self.architecture == "seq2seq":
-            decoder_ids = _decoder_inputs(model, labels)
-            logits = model(**inputs, decoder_input_ids=decoder_ids, use_cache=False).logits
-            return logits, labels
-        # The position before a label predicts it; earlier positions need no logits.
-        first = max(batch["first_label"] - 1, 0)
+            return {**inputs, "decoder_input_ids": _decoder_inputs(model, labels)}, 0
+        first = _first_predicting(batch)
         if self._can_skip_logits:
-            keep = labels.shape[1] - first
-            logits = model(**inputs, logits_to_keep=keep, use_cache=False).logits
-        else:
-            logits = model(**inputs, use_cache=False).logits[:, first:]
-        nothing = labels.new_full((len(labels), 1), IGNORE_INDEX)
-        return logits, torch.cat([labels[:, first + 1 :], nothing], dim=1)
+            return {**inputs, "logits_to_keep": labels.shape[1] - first}, 0
+        return inputs, first
+
+    def _aligned(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """What belongs to the labels, (B, T) labels or bool, at the positions that predict them."""
+        if self.architecture == "seq2seq":
+            return values
+        nothing = IGNORE_INDEX if values.dtype == torch.long else 0
+        last = values.new_full((len(values), 1), nothing)
+        return torch.cat([values[:, _first_predicting(batch) + 1 :], last], dim=1)
+
+    def _quantities(self, batch: Mapping[str, Any]) -> Tensor | None:
+        quantities = batch.get("quantities")
+        return None if quantities is None else self._aligned(quantities, batch)
 
     def _check_batch(self, batch: Mapping[str, Any], *also: str) -> None:
         wanted = {"input_ids", "attention_mask", "labels", *also}
@@ -283,6 +305,7 @@ class NumberAwareLM(LightningModule):
     def on_fit_start(self) -> None:
         """Refuse runs that cannot learn what they are meant to."""
         self._start(training=True)
+        self._output_head, self._has_chosen_head = None, False
         self.training_mean = getattr(self._datamodule, "training_mean", None)
         coverage = getattr(self._datamodule, "label_coverage", None)
         if coverage is not None and coverage.numbers == 0 and self.objective.needs_numbers:
@@ -296,7 +319,7 @@ class NumberAwareLM(LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The objective on one micro-batch, scaled so that accumulated gradients are exact."""
-        logits, labels = self(batch)
+        self._check_batch(batch)
         totals = batch.get("step_totals")
         num_parts = self.trainer.accumulate_grad_batches * self.trainer.world_size
         if totals is None and num_parts > 1 and not self._warned_of_averages:
@@ -306,30 +329,110 @@ class NumberAwareLM(LightningModule):
                 "token counts and gradients depend on how a step is split. Wrap the loader in "
                 "ntl_lightning.data.StepTotals."
             )
-        result = self.objective(
-            logits,
-            labels,
-            denominators=totals,
-            step=self.global_step,
-            overwrite_logits=self._overwrite_logits,
-        )
-        self._log_training(result, totals or result.counts)
+        if not self._has_chosen_head:
+            self._choose_head()
+        settings = {
+            "quantities": self._quantities(batch),
+            "denominators": totals,
+            "step": self.global_step,
+            "num_labels": batch.get("num_labels"),
+        }
+        if self._output_head is None:
+            logits, labels = self(batch)
+            result = self.objective(
+                logits, labels, overwrite_logits=self._overwrite_logits, **settings
+            )
+            loss = result.loss
+        else:
+            loss, result = self._from_hidden(self._output_head, batch, settings)
+        self._log_training(result, totals or result.counts, len(batch["labels"]))
         if totals is None:
-            return result.loss
+            return loss
         # Lightning divides by the accumulated batches, the strategy by the ranks.
-        return result.loss * num_parts
+        return loss * num_parts
+
+    def _from_hidden(
+        self, head: OutputHead, batch: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Tensor, ObjectiveResult]:
+        inputs, skipped = self._inputs(batch)
+        labels = self._aligned(batch["labels"], batch)
+        results: list[ObjectiveResult] = []
+
+        def compute(projection: Projection) -> Tensor:
+            seen = projection.without_first(skipped)
+            results.append(
+                self.objective.from_hidden(
+                    seen.hidden,
+                    seen.weight,
+                    labels,
+                    seen.bias,
+                    scale=seen.scale,
+                    soft_cap=seen.soft_cap,
+                    low_rank=seen.low_rank,
+                    **settings,
+                )
+            )
+            return results[0].loss
+
+        return head.loss(compute, **inputs), results[0]
+
+    def _choose_head(self) -> None:
+        """Decide whether the loss is computed from hidden states; all ranks do it alike.
+
+        Not before the first training step: only then are the weights where the strategy wants
+        them, and the precision is that of training.
+        """
+        self._has_chosen_head = True
+        if self.logits == "full":
+            rank_zero_info("The training loss is computed from the model's logits.")
+            return
+        try:
+            if torch.compiler.is_compiling():
+                raise UnknownHead("it is compiled, with its output head inside")
+            head = OutputHead(self.language_model)
+            head.verify(**self._inputs(self._probe())[0])
+        except UnknownHead as reason:
+            rank_zero_warn(
+                "The training loss is computed from the model's logits, which takes more memory "
+                f"than from its hidden states. About the model: {reason}. model.logits=full "
+                "silences this."
+            )
+            return
+        self._output_head = head
+        rank_zero_info(
+            "The training loss is computed from hidden states, without holding the logits "
+            "(model.logits=auto)."
+        )
+
+    def _probe(self) -> dict[str, Any]:
+        """Two short sequences, one of them padded, that look the same on all ranks."""
+        length = min(_PROBE_LENGTH, self._max_positions or _PROBE_LENGTH)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.vocabulary.width, (2, length), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[1, length - length // 4 :] = 0
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        first_label = max(length // 2, 1)
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": ids,
+            "first_label": first_label,
+        }
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Remember the steps behind the weights, also for another Trainer."""
         self.trained_steps = self.global_step
 
-    def _log_training(self, result: ObjectiveResult, totals: Mapping[str, float]) -> None:
-        size = max(result.counts["tokens"], 1)
+    def _log_training(
+        self, result: ObjectiveResult, totals: Mapping[Any, Tensor | float], size: int
+    ) -> None:
         self.log("train/loss", result.value, prog_bar=True, batch_size=size)
         self.log_dict(
             {f"train/{name}": value for name, value in result.parts.items()}, batch_size=size
         )
-        self.log("train/number_tokens", float(totals["numbers"]), batch_size=size)
+        numbers = torch.as_tensor(totals["numbers"], dtype=torch.float32)
+        self.log("train/number_tokens", numbers, batch_size=size)
         (group, *_) = self.trainer.optimizers[0].param_groups
         self.log("train/learning_rate", group["lr"], batch_size=size)
 
@@ -442,13 +545,16 @@ class NumberAwareLM(LightningModule):
         self._check_batch(batch, *_EVALUATION_KEYS)
         name = self.set_name(stage, dataloader_idx)
         logits, labels = self(batch)
-        result = self.objective(logits, labels, step=self.trained_steps)
+        result = self.objective(
+            logits, labels, quantities=self._quantities(batch), step=self.trained_steps
+        )
         kept = labels != IGNORE_INDEX
         self._averages[name].update(
             result.sums,
             result.counts["tokens"],
             result.counts["numbers"],
             (logits.argmax(-1) == labels)[kept].sum(),
+            result.counts.get("whole_numbers", 0),
         )
         rows = [i for i, index in enumerate(batch["index"]) if index >= 0]
         if stage == "val" and self.trainer.state.fn == "fit" and not self.generation.during_fit:
@@ -542,6 +648,11 @@ class NumberAwareLM(LightningModule):
         self.training_mean = kept.get("training_mean")
         self._longest_target = kept.get("longest_target", 0)
         self.trained_steps = checkpoint.get("global_step", 0)
+
+
+def _first_predicting(batch: Mapping[str, Any]) -> int:
+    """The position before the first label, which predicts it; earlier ones need no logits."""
+    return max(batch["first_label"] - 1, 0)
 
 
 def _decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:

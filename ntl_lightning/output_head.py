@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,13 @@ class Projection:
     """Factor behind the head."""
     soft_cap: float | None = None
     """c; None: no cap."""
+
+    def without_first(self, positions: int) -> "Projection":
+        """The same without the first positions."""
+        if not positions:
+            return self
+        low_rank = self.low_rank and (self.low_rank[0][:, positions:], self.low_rank[1])
+        return replace(self, hidden=self.hidden[:, positions:], low_rank=low_rank)
 
     def logits(self) -> Tensor:
         """(B, T, V) the logits, all of them."""
@@ -96,18 +103,18 @@ class OutputHead:
 
         Raises:
             UnknownHead: If the logits are something else than a `Projection`, or the model does not
-                run without them.
+                run without them, or not at all.
         """
         with _undisturbed(self._model):
-            own = self._model(**inputs).logits
             try:
+                own = self._model(**inputs).logits
                 self._scale, self._soft_cap = self._measure(own, inputs)
                 ours, dtype = self._project(inputs)
             except UnknownHead:
                 raise
             except Exception as error:
                 raise UnknownHead(
-                    f"the model does not run without its logits ({type(error).__name__}: {error})"
+                    f"it does not run as it should ({type(error).__name__}: {error})"
                 ) from error
         if ours.shape != own.shape:
             raise UnknownHead(
@@ -304,22 +311,8 @@ def _buffer(module: nn.Module, value: Tensor) -> Iterator[None]:
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """In evaluation mode, without gradients; modes and random states are put back."""
     modes = [(module, module.training) for module in model.modules()]
-    devices = {p.device for p in model.parameters()}
-    with ExitStack() as stack:
-        on_gpus = [device for device in devices if device.type == "cuda"]
-        stack.enter_context(torch.random.fork_rng(devices=on_gpus))
-        stack.enter_context(torch.no_grad())
-        for kind in {device.type for device in devices}:
-            # A weight that is cast and cached without gradients would stay without them for the
-            # rest of a surrounding autocast.
-            stack.enter_context(
-                torch.autocast(
-                    kind,
-                    dtype=torch.get_autocast_dtype(kind),
-                    enabled=torch.is_autocast_enabled(kind),
-                    cache_enabled=False,
-                )
-            )
+    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(gpus)), torch.no_grad():
         model.eval()
         try:
             yield

@@ -710,3 +710,208 @@ def test_t5_with_its_real_tokenizer_sees_prefixed_digits(assets, tmp_path, digit
     result = module.objective(torch.zeros(1, 2, 32128), torch.tensor([[305, 1]]))
     assert result.counts["numbers"] == 1
     assert result.parts["ntl_was"].item() > 0
+
+
+# From hidden states or from logits
+
+TINY_BERT = FromConfig(
+    "bert",
+    {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "is_decoder": True,
+    },
+)
+TINY_GRANITE = FromConfig("granite", {**TINY_LLAMA.settings, "logits_scaling": 5.0})
+WAYS = {"llama": TINY_LLAMA, "gpt2": TINY_GPT2, "bert": TINY_BERT, "t5": TINY_T5}
+WAYS["granite"] = TINY_GRANITE
+
+
+def trained(tmp_path, backbone=TINY_LLAMA, module_settings=None, **settings):
+    """The module, its last loss and how two steps changed the weights."""
+    seed_everything(0)
+    module = NumberAwareLM(
+        backbone=backbone,
+        optimizer=PlainSGD(lr=0.1),
+        lr_schedule=ConstantLR(),
+        generation=Generation(during_fit=False),
+        **(module_settings or {}),
+    )
+    module.configure_model()
+    before = torch.cat([p.detach().flatten().clone() for p in module.parameters()])
+    data = NumberDataModule(
+        train=[Pairs(MIXED)], val=[], batch_size=8, architecture=module.architecture
+    )
+    trainer = fitted(tmp_path, module, data, max_epochs=1, **settings)
+    after = torch.cat([p.detach().flatten() for p in module.parameters()])
+    return module, trainer.callback_metrics["train/loss"].item(), after - before
+
+
+class WidthWatch(Callback):
+    """Widths of what the output head returns."""
+
+    def __init__(self):
+        self.widths = []
+
+    def on_fit_start(self, trainer, pl_module):
+        head = pl_module.model.get_output_embeddings()
+        head.register_forward_hook(lambda m, i, output: self.widths.append(output.shape[-1]))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("name", WAYS)
+def test_training_from_hidden_states_is_training_from_logits(tmp_path, name, precision):
+    found = {}
+    for logits in ("auto", "full"):
+        watch = WidthWatch()
+        module, *found[logits] = trained(
+            tmp_path,
+            WAYS[name],
+            module_settings={"logits": logits},
+            precision=precision,
+            callbacks=[watch],
+        )
+        width = module.vocabulary.width
+        # Its own logits once, known numbers in their place once, then nothing of that width.
+        tried = [width, width, 0] if logits == "auto" else []
+        assert watch.widths == [*tried, *([0] * 2 if logits == "auto" else [width] * 2)]
+    tolerance = 1e-5 if precision == "32-true" else 2e-2
+    assert found["auto"][0] == pytest.approx(found["full"][0], rel=tolerance)
+    assert relative_difference(found["auto"][1], found["full"][1]) < tolerance
+
+
+def test_dropout_is_drawn_alike_in_both_ways(tmp_path):
+    backbone = FromConfig("t5", {**TINY_T5.settings, "dropout_rate": 0.3})
+    losses = {
+        logits: trained(tmp_path, backbone, module_settings={"logits": logits})[1]
+        for logits in ("auto", "full")
+    }
+    assert losses["auto"] == pytest.approx(losses["full"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        ("auto", "The training loss is computed from hidden states, without holding the logits"),
+        ("full", "The training loss is computed from the model's logits."),
+    ],
+)
+def test_the_way_of_the_loss_is_said_once_a_fit(tmp_path, caplog, logits, message):
+    with caplog.at_level("INFO"):
+        module, *_ = trained(tmp_path, module_settings={"logits": logits})
+        data = NumberDataModule(train=[Pairs(MIXED)], val=[], batch_size=8)
+        fitted(tmp_path, module, data, max_epochs=1)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum(message in line for line in said) == 2
+
+
+@dataclass(frozen=True)
+class Squared(FromConfig):
+    """A model that squares its logits, which nobody could know."""
+
+    def build(self, tokenizer):
+        model = super().build(tokenizer)
+        usual = type(model).forward
+
+        def forward(self, logits_to_keep=0, **inputs):
+            output = usual(self, logits_to_keep=logits_to_keep, **inputs)
+            output.logits = output.logits**2
+            return output
+
+        model.__class__ = type("SquaredLM", (type(model),), {"forward": forward})
+        return model
+
+
+def test_a_model_that_changes_its_logits_trains_on_them_and_says_so_once(tmp_path):
+    backbone = Squared("llama", TINY_LLAMA.settings)
+    with pytest.warns(UserWarning, match="from the model's logits, which takes more") as warned:
+        _, loss, change = trained(tmp_path, backbone)
+    (warning,) = [w for w in warned if "which takes more" in str(w.message)]
+    assert "something else than scaling and soft capping" in str(warning.message)
+    assert "model.logits=full silences this" in str(warning.message)
+    _, full_loss, full_change = trained(tmp_path, backbone, module_settings={"logits": "full"})
+    assert loss == full_loss
+    assert torch.equal(change, full_change)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_compiled_language_model_trains_on_its_logits(tmp_path):
+    @dataclass(frozen=True)
+    class Compiled(FromConfig):
+        def build(self, tokenizer):
+            model = super().build(tokenizer)
+            model.compile(backend="eager")
+            return model
+
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    module.backbone = Compiled("llama", TINY_LLAMA.settings)
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[])
+    with pytest.warns(UserWarning, match="which takes more .* it is compiled"):
+        fitted(tmp_path, module, data, max_epochs=1)
+
+
+def test_the_way_is_chosen_anew_in_every_fit(tmp_path):
+    module, *_ = trained(tmp_path)
+    module.model.lm_head.forward = lambda hidden: hidden @ module.model.lm_head.weight.T
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[])
+    with pytest.warns(UserWarning, match="which takes more .* no plain linear layer"):
+        fitted(tmp_path, module, data, max_epochs=1)
+
+
+def test_another_word_for_the_way_is_refused():
+    with pytest.raises(ValueError, match=r"model\.logits must be auto or full, got 'none'"):
+        NumberAwareLM(backbone=TINY_LLAMA, logits="none")
+
+
+# Numbers that are no quantities
+
+ROOMS = (("where is 12?", "7 in room 345"), ("and 5?", "81 in room 2"))
+
+
+@pytest.mark.parametrize("backbone", [TINY_LLAMA, TINY_T5], ids=["causal", "seq2seq"])
+@pytest.mark.parametrize("logits", ["auto", "full"])
+def test_numbers_that_are_no_quantities_are_none_for_the_number_losses(tmp_path, backbone, logits):
+    """3 digits of quantities; the 4 of the rooms count for cross entropy alone."""
+    seed_everything(0)
+    module = NumberAwareLM(backbone=backbone, logits=logits)
+    sets = {"train": [Pairs(ROOMS)], "val": [Pairs(ROOMS)]}
+    marked = NumberDataModule(
+        **sets, architecture=module.architecture, not_quantities=["room ([0-9]+)"]
+    )
+    trainer = fitted(tmp_path, module, marked, max_epochs=1)
+    assert trainer.callback_metrics["train/number_tokens"] == 3
+    assert trainer.callback_metrics["val/num_number_tokens"] == 3
+    (logged,) = trainer.validate(module, marked, verbose=False)
+    plain = NumberDataModule(**sets, architecture=module.architecture)
+    (all_numbers,) = trainer.validate(module, plain, verbose=False)
+    assert all_numbers["val/num_number_tokens"] == 7
+    assert logged["val/cross_entropy"] == pytest.approx(all_numbers["val/cross_entropy"], rel=1e-6)
+    rooms = NumberDataModule(
+        **sets, architecture=module.architecture, not_quantities=["([0-9]+) in"]
+    )
+    (of_rooms,) = trainer.validate(module, rooms, verbose=False)
+    together = 3 * logged["val/ntl_was"] + 4 * of_rooms["val/ntl_was"]
+    assert together / 7 == pytest.approx(all_numbers["val/ntl_was"], rel=1e-5)
+
+
+def test_the_mask_is_shifted_with_the_labels():
+    """Prompt and target of 2 + 4 tokens, of which only one is a quantity."""
+    module = NumberAwareLM(backbone=TINY_LLAMA, loss_terms=[Wasserstein()])
+    ids = torch.tensor([module.tokenizer("a=3471")["input_ids"]])
+    quantities = torch.zeros_like(ids, dtype=torch.bool)
+    quantities[0, 4] = True
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids.masked_fill(torch.arange(6) < 2, -100),
+        "quantities": quantities,
+        "first_label": 2,
+    }
+    module.configure_model()
+    logits, labels = module(batch)
+    result = module.objective(logits, labels, quantities=module._quantities(batch))
+    assert result.counts["numbers"] == 1
+    assert result.statistics.label_values[result.statistics.is_number].tolist() == [7]

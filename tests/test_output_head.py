@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from ntl_lightning.losses import CrossEntropy, Objective, Wasserstein
+from ntl_lightning.numbers import NumberVocabulary
 from ntl_lightning.output_head import OutputHead, Projection, UnknownHead
 
 V = 40
@@ -123,11 +125,33 @@ def gradients(model, loss):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
+def objective():
+    vocabulary = NumberVocabulary.from_values({20 + i: float(i) for i in range(10)}, width=V)
+    return Objective([CrossEntropy(), Wasserstein(weight=0.5)], vocabulary)
+
+
+def number_loss(projection, labels):
+    return (
+        objective()
+        .from_hidden(
+            projection.hidden,
+            projection.weight,
+            labels,
+            projection.bias,
+            scale=projection.scale,
+            soft_cap=projection.soft_cap,
+            low_rank=projection.low_rank,
+        )
+        .loss
+    )
+
+
 def assert_same_gradients(model, head, inputs, tolerance=1e-5):
     labels = labels_of(inputs)
-    expected_loss = cross_entropy(model(**inputs).logits, labels)
+    labels[0, 0] = -100
+    expected_loss = objective()(model(**inputs).logits, labels).loss
     expected = gradients(model, expected_loss)
-    loss = head.loss(lambda p: cross_entropy(p.logits(), labels), **inputs)
+    loss = head.loss(lambda p: number_loss(p, labels), **inputs)
     found = gradients(model, loss)
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-6)
     assert found.keys() == expected.keys()
@@ -150,7 +174,7 @@ def test_hidden_states_times_output_matrix_are_the_models_logits(model):
     assert largest_error(projection.logits(), own) < 1e-6
 
 
-def test_the_gradient_is_that_of_the_logits(model):
+def test_a_loss_from_hidden_states_and_its_gradient_are_those_of_the_logits(model):
     inputs = inputs_of(model)
     model.eval()
     head = OutputHead(model)
@@ -184,6 +208,13 @@ def test_only_the_logits_kept_reach_the_loss():
     projection = captured(head, inputs)
     assert projection.hidden.shape == (2, 3, 16)
     assert largest_error(projection.logits(), model(**inputs).logits) < 1e-6
+
+
+def test_positions_at_the_front_can_be_left_out():
+    model = with_lora(built(*MODELS["llama"]), "lm_head").eval()
+    inputs = inputs_of(model)
+    shorter = captured(OutputHead(model), inputs).without_first(3)
+    assert largest_error(shorter.logits(), model(**inputs).logits[:, 3:]) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -346,7 +377,7 @@ def test_hidden_states_that_are_changed_where_logits_are_missing_are_found_out()
         return changed
 
     model = replaced(built(*MODELS["llama"]), forward)
-    with pytest.raises(UnknownHead, match="does not run without its logits"):
+    with pytest.raises(UnknownHead, match="does not run as it should"):
         OutputHead(model).verify(**inputs_of(model))
 
 
@@ -493,6 +524,11 @@ def test_lora_around_a_bfloat16_head_keeps_its_own_dtype():
     head = OutputHead(model)
     head.verify(**inputs)
     assert largest_error(captured(head, inputs).logits(), model(**inputs).logits) < 0.02
+    labels = labels_of(inputs)
+    expected = objective()(model(**inputs).logits, labels).loss
+    found = head.loss(lambda p: number_loss(p, labels), **inputs)
+    assert found.item() == pytest.approx(expected.item(), rel=0.01)
+    assert gradients(model, found).keys() == gradients(model, expected).keys()
 
 
 def test_lora_that_is_switched_off_or_merged_counts_no_more():
@@ -603,10 +639,14 @@ def _rank(rank, port, folder):
             head.verify(**inputs)
             for _ in range(2):  # the second step starts from what the first one left
                 model.zero_grad()
-                loss = head.loss(lambda p, y=labels: cross_entropy(p.logits(), y), **inputs)
+                loss = head.loss(lambda p, y=labels: number_loss(p, y), **inputs)
                 loss.backward()
             found = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
             results[case] = (loss.detach(), found)
+            # Autograd keeps the weights of this one, which are gathered anew for the backward.
+            model.zero_grad()
+            head.loss(lambda p, y=labels: cross_entropy(p.logits(), y), **inputs).backward()
+            results[f"{case}, by autograd"] = [p.grad.full_tensor() for p in model.parameters()]
     finally:
         dist.destroy_process_group()
     torch.save(results, f"{folder}/rank{rank}.pt")
@@ -618,10 +658,9 @@ def test_two_sharded_ranks_give_the_gradient_of_the_averaged_loss(tmp_path, free
     for case, (name, _) in SHARDED.items():
         model = built(*MODELS[name]).eval()
         whole = inputs_of(model)
-        losses = [
-            cross_entropy(model(**rows(whole, rank)).logits, labels_of(whole)[rank : rank + 1])
-            for rank in (0, 1)
-        ]
+        logits = [model(**rows(whole, rank)).logits for rank in (0, 1)]
+        labels = labels_of(whole).split(1)
+        losses = [objective()(x, y).loss for x, y in zip(logits, labels, strict=True)]
         expected = gradients(model, sum(losses) / 2)
         for rank in (0, 1):
             loss, found = results[rank][case]
@@ -629,3 +668,8 @@ def test_two_sharded_ranks_give_the_gradient_of_the_averaged_loss(tmp_path, free
             assert found.keys() == expected.keys(), case
             for parameter, gradient in expected.items():
                 assert largest_error(found[parameter], gradient) < 1e-5, (case, parameter)
+        logits = [model(**rows(whole, rank)).logits for rank in (0, 1)]
+        loss = sum(cross_entropy(x, y) for x, y in zip(logits, labels, strict=True)) / 2
+        expected = gradients(model, loss).values()
+        for found, gradient in zip(results[0][f"{case}, by autograd"], expected, strict=True):
+            assert largest_error(found, gradient) < 1e-5, case
