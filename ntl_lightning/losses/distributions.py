@@ -31,7 +31,7 @@ def gaussian_target(statistics: TokenStatistics, sigma: float) -> Tensor:
     differences = statistics.number_values - statistics.label_values.unsqueeze(-1)
     starts_word = statistics.number_starts_word
     same_form = starts_word == starts_word.index_select(0, statistics.label_index).unsqueeze(-1)
-    scores = (differences / sigma).square_().mul_(-0.5)
+    scores = differences.div_(sigma).square_().mul_(-0.5)
     return torch.softmax(scores.masked_fill_(~same_form, -torch.inf), dim=-1)
 
 

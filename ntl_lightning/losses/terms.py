@@ -324,8 +324,9 @@ class Wasserstein(LossTerm):
         nearest = torch.minimum(self._nearest(points), farthest)
         # With one distance only, it is the nearest.
         width = torch.where(farthest > nearest, farthest - nearest, 1.0)
-        squashed = 1 + (distances - nearest) * (factor - 1) / width
-        return torch.where(distances > 0, squashed, 0.0)
+        is_wrong = distances > 0
+        squashed = distances.sub_(nearest).mul_((factor - 1) / width).add_(1.0)
+        return torch.where(is_wrong, squashed, 0.0)
 
 
 @dataclass(frozen=True)
