@@ -6,6 +6,7 @@ logits. Everything is computed on the labels' device, in fixed shapes and withou
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +14,12 @@ from torch.nn import functional
 
 __all__ = ["NumberRuns", "Role", "label_counts", "number_runs"]
 
-# Up to here tenths are added up as integers, so that 0.3 and 0.03 make exactly 0.33.
-_EXACT_DECIMALS = 15
-# Powers of ten in float64 end at 308, and a token has up to nine times its power.
-_LARGEST_EXPONENT = 300
+# float64 holds integers of so many digits, and their powers of ten, exactly.
+_EXACT_DIGITS = 15
+# Powers of ten end at 308 in float64 and at 38 in float32.
+_LARGEST_EXPONENT = {torch.float64: 300, torch.float32: 35}
+# Cells to the right that count for `rest`: what lies beyond is far below what float64 can tell.
+_WINDOW = 128
 
 
 class Role(IntEnum):
@@ -77,22 +80,23 @@ class NumberRuns:
 def number_runs(labels: Tensor, forms: Tensor, is_number: Tensor, values: Tensor) -> NumberRuns:
     """Find the written numbers among labels, as `find_numbers` reads them in the text.
 
-    A number is `digits[,ddd]* [. digits]` or `. digits` of adjacent labels; its absolute value is
-    the sum of token value * 10^place. A label without target, a text token, the end of the row and
-    a token with a space mark end it. As in `find_numbers`, a comma is a thousands mark only in a
-    well-formed chain (`1,234,5` are three numbers, and so are `0,123` and `456,78`'s parts), and
-    digits with two points (`1.2.3`) are no number.
+    A number is `digits[,ddd]*[.digits]` or `.digits` of adjacent labels, and
 
-    Where it differs from `find_numbers`:
+        abs(number) = sum over its digit tokens of value * 10^place
 
-    - signs are passed over: the numbers are those without their sign;
-    - exponents, underscores, other bases, and thousands parted by blanks or apostrophes are not
-      known: `3e5` is 3 and 5, and `1 000` is 1 and 0; a factor `x` before a leading point is a
-      letter like any other;
-    - digits that touch a token which holds digits and something else (`-3`, `a5`), or are parted
-      from it only by a point or comma, make an incomplete number, and such a token too;
-    - tokenizers without space marks (WordPiece) have the same tokens for `1 2` and `12`, which is
-      read as one number.
+    The end of the row, a label without target, a token with a space mark and any other token end
+    it. As in `find_numbers`, commas are thousands marks only in a well-formed chain (`1,234,5` is
+    three numbers and `0,123` two), and digits with two points (`1.2.3`) are no number.
+
+    What differs from `find_numbers`:
+
+    - A sign is passed over, for it changes nothing about the digits.
+    - Exponents, underscores, other bases, and thousands parted by blanks or apostrophes are not
+      known: `3e5` is 3 and 5, and `1 000` is 1 and 0. The `x` of `10x.6` is a letter like others.
+    - A number token with a sign or point of its own is a number by itself. Where it touches other
+      digits, or only a point or comma parts them, neither is complete, and so for every token that
+      holds digits and something else (`a5`).
+    - WordPiece has the same tokens for `1 2` and `12`: they are read as 12.
 
     Args:
         labels: (..., T) int64 token ids in [0, V), negative where there is no target.
@@ -101,37 +105,36 @@ def number_runs(labels: Tensor, forms: Tensor, is_number: Tensor, values: Tensor
         values: (..., T) floats, the value of the label token, 0 where `is_number` is false.
 
     Returns:
-        The numbers all of whose digit tokens are number tokens; of the others nothing is left.
+        The complete numbers, those whose digit tokens all are number tokens.
     """
     cells = _Cells.of(labels, forms, is_number, values)
     linked, comma, point, broken = _links(cells)
-    digits, single = cells.role == Role.DIGITS, cells.role == Role.WHOLE
-    written = digits | single
-    runs = _Stretches.of((digits | comma | point) & ~linked | single, linked)
-    is_digit = written & (runs.total(broken | (written & ~cells.is_number)) == 0)
+    single, written = cells.single, cells.digits | cells.single
+    runs = _Stretches.of((cells.digits | comma | point) & ~linked | single, linked)
+    so_far, total = runs.sums(point, cells.num_digits, written, broken | written & ~cells.is_number)
+    points_so_far, digits_so_far, tokens_so_far, _ = so_far
+    _, num_digits, num_tokens, num_broken = total
+    _, (num_integer,) = runs.sums(torch.where(points_so_far == 0, cells.num_digits, 0))
 
-    is_decimal = runs.so_far(point) > 0
-    num_integer = runs.total(torch.where(is_decimal, 0, cells.num_digits))
-    place = torch.where(is_digit, num_integer - runs.so_far(cells.num_digits), 0)
-    last_place = torch.where(is_digit, num_integer - runs.total(cells.num_digits), 0)
-    rest = _rest(
-        torch.where(is_digit, cells.values, 0.0), place, last_place, runs, labels.shape[-1]
-    )
+    is_digit = written & (num_broken == 0)
+    place = torch.where(is_digit, num_integer - digits_so_far, 0)
+    last_place = torch.where(is_digit, num_integer - num_digits, 0)
+    rest = _rest(torch.where(is_digit, cells.values, 0.0), place, last_place, runs)
     return NumberRuns(
         run=runs.index.view(labels.shape),
         is_digit=is_digit.view(labels.shape),
-        is_first=(is_digit & (runs.so_far(written) == 1)).view(labels.shape),
+        is_first=(is_digit & (tokens_so_far == 1)).view(labels.shape),
         place=place.view(labels.shape),
         top_place=torch.where(is_digit & ~single, num_integer - 1, 0).view(labels.shape),
         last_place=last_place.view(labels.shape),
         rest=torch.where(is_digit, rest, 0.0).view(labels.shape),
-        num_digit_tokens=torch.where(is_digit, runs.total(written), 0).view(labels.shape),
+        num_digit_tokens=torch.where(is_digit, num_tokens, 0).view(labels.shape),
     )
 
 
 def label_counts(
     labels: Tensor, is_number: Tensor, runs: NumberRuns | None = None
-) -> dict[str, Tensor]:
+) -> dict[Literal["tokens", "numbers", "whole_numbers"], Tensor]:
     """How many of each kind of position labels have, which is what loss terms are averaged over.
 
     Args:
@@ -143,7 +146,10 @@ def label_counts(
         () int64 each: `tokens`, all labels; `numbers`, those that are number tokens;
         `whole_numbers`, the complete written numbers.
     """
-    counts = {"tokens": (labels >= 0).sum(), "numbers": is_number.sum()}
+    counts: dict[Literal["tokens", "numbers", "whole_numbers"], Tensor] = {
+        "tokens": (labels >= 0).sum(),
+        "numbers": is_number.sum(),
+    }
     if runs is not None:
         counts["whole_numbers"] = runs.num_runs
     return counts
@@ -154,6 +160,8 @@ class _Cells:
     """The labels of all rows one after another, each tensor (M,)."""
 
     role: Tensor
+    digits: Tensor
+    single: Tensor
     num_digits: Tensor
     joined: Tensor
     """There is a label in the cell before in the same row, and no space mark between the two."""
@@ -165,8 +173,11 @@ class _Cells:
         is_label = labels >= 0
         form = forms.index_select(0, labels.clamp(min=0).reshape(-1))
         label_before = functional.pad(is_label, (1, 0))[..., :-1]
+        role = torch.where(is_label.reshape(-1), form[:, 0], Role.TEXT.value)
         return cls(
-            role=torch.where(is_label.reshape(-1), form[:, 0], int(Role.TEXT)),
+            role=role,
+            digits=role == Role.DIGITS.value,
+            single=role == Role.WHOLE.value,
             num_digits=torch.where(is_label.reshape(-1), form[:, 1], 0).long(),
             joined=(is_label & label_before).reshape(-1) & (form[:, 2] == 0),
             is_number=is_number.reshape(-1),
@@ -199,16 +210,16 @@ class _Stretches:
             last=ends.flip(0).cummin(0).values.flip(0),
         )
 
-    def so_far(self, counts: Tensor) -> Tensor:
-        """(M,) int64 sum over the stretch up to this cell, the cell itself included."""
-        sums = counts.cumsum(0)
-        return sums - (sums - counts.long()).index_select(0, self.first)
+    def sums(self, *counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of some counts, each (M,), over the stretches.
 
-    def total(self, counts: Tensor) -> Tensor:
-        """(M,) int64 sum over the whole stretch."""
-        sums = counts.cumsum(0)
-        before = (sums - counts.long()).index_select(0, self.first)
-        return sums.index_select(0, self.last) - before
+        Returns:
+            (counts, M) int64 up to this cell, itself included, and the same over all the stretch.
+        """
+        cells = torch.stack([count.long() for count in counts])
+        up_to = cells.cumsum(1)
+        before = (up_to - cells).gather(1, self.first.expand_as(cells))
+        return up_to - before, up_to.gather(1, self.last.expand_as(cells)) - before
 
 
 def _links(cells: _Cells) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -218,26 +229,25 @@ def _links(cells: _Cells) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         Whether the cell belongs to the number of the cell before; whether it is a thousands comma;
         whether it is a decimal point; whether its number cannot be read.
     """
-    role, joined = cells.role, cells.joined
-    digits, single = role == Role.DIGITS, role == Role.WHOLE
+    role, joined, digits, single = cells.role, cells.joined, cells.digits, cells.single
     behind_digit = joined & _before(digits)
     before_digit = _after(joined & digits)
 
-    no_decimals = (role == Role.WORD) | (role == Role.POINT) | single
-    point = (role == Role.POINT) & before_digit & ~(joined & _before(no_decimals))
-    comma = (role == Role.THOUSANDS) & before_digit & behind_digit
+    no_decimals = (role == Role.WORD.value) | (role == Role.POINT.value) | single
+    point = (role == Role.POINT.value) & before_digit & ~(joined & _before(no_decimals))
+    comma = (role == Role.THOUSANDS.value) & before_digit & behind_digit
     mark = point | comma
     linked = joined & torch.where(digits, _before(digits | mark), mark & _before(digits))
 
     # Groups of digits between the marks, judged at their last cell.
     groups = _Stretches.of(digits & ~behind_digit, behind_digit & digits)
-    size = groups.so_far(cells.num_digits)
+    (size,), _ = groups.sums(cells.num_digits)
     behind_comma = _before(comma).index_select(0, groups.first)
     behind_point = _before(point).index_select(0, groups.first)
     ends = digits & ~before_digit
     comma_follows = ends & _after(comma)
     glued = ends & behind_point & _after(point & behind_digit)
-    # Tokens of more digits are too long for the first group anyway.
+    # Of a first token without value nothing is known, and a longer one is too long for a group.
     least = torch.where(cells.num_digits == 1, 1, torch.where(cells.num_digits == 2, 10, 100))
     starts_with_zero = (cells.is_number & (cells.values < least)).index_select(0, groups.first)
     malformed = torch.where(
@@ -247,46 +257,41 @@ def _links(cells: _Cells) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
     # One wrong group, and all the commas of the chain part numbers.
     chains = _Stretches.of((digits | mark) & ~linked, linked)
-    comma = comma & (chains.total(malformed | glued) == 0)
-    linked = linked & ~(_before(role == Role.THOUSANDS) & ~_before(comma))
-    linked = linked & ((role != Role.THOUSANDS) | comma)
+    _, (num_malformed,) = chains.sums(malformed | glued)
+    comma = comma & (num_malformed == 0)
+    parts = (role == Role.THOUSANDS.value) & ~comma
+    linked = linked & ~(parts | _before(parts))
 
     written = digits | single
     beside = joined & written & _before(written) & (single | _before(single))
-    between = joined & _before(joined & ((role == Role.POINT) | (role == Role.THOUSANDS)))
+    any_mark = (role == Role.POINT.value) | (role == Role.THOUSANDS.value)
+    between = joined & _before(joined & any_mark)
     across = between & written & _before(written, 2) & (single | _before(single, 2))
     broken = glued | beside | _after(beside) | across | _after(across, 2)
     return linked, comma, point, broken
 
 
-def _rest(
-    values: Tensor, place: Tensor, last_place: Tensor, runs: _Stretches, length: int
-) -> Tensor:
+def _rest(values: Tensor, place: Tensor, last_place: Tensor, runs: _Stretches) -> Tensor:
     """(M,) sum of value * 10^place over the cells to the right in the same stretch."""
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
-    unit = last_place.clamp(min=-_EXACT_DECIMALS)
-    exponent = place - unit
-    sums = values.to(dtype) * _power_of_ten(exponent, dtype) / _power_of_ten(-exponent, dtype)
-
-    def from_right(sums: Tensor, step: int) -> Tensor:
-        return torch.where(_after(runs.index, step) == runs.index, _after(sums, step), 0.0)
-
-    sums = from_right(sums, 1)
+    # In units of the last place the summands are integers, and their sum is exact.
+    unit = last_place.clamp(min=-_EXACT_DIGITS)
+    num_right = runs.last - torch.arange(len(values), device=values.device)
+    sums = values.to(dtype) * _power_of_ten(place - unit, dtype)
+    sums = torch.where(num_right >= 1, _after(sums), 0.0)
     step = 1
-    while step < length:
-        sums = sums + from_right(sums, step)
+    while step < min(_WINDOW, len(values)):
+        # Each cell knows the sum over `step` cells: with that of the last one's neighbour, twice.
+        sums = sums + torch.where(num_right >= step, _after(sums, step), 0.0)
         step *= 2
     return sums / _power_of_ten(-unit, dtype)
 
 
 def _power_of_ten(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """10^exponent, exactly as far as the dtype holds it; 1 for negative exponents."""
-    exponent = exponent.clamp(0, _LARGEST_EXPONENT)
-    power = torch.ones_like(exponent, dtype=dtype)
-    for bit in range(_LARGEST_EXPONENT.bit_length()):
-        # `torch.pow` is not exact, not even where the result is an integer.
-        power = torch.where((exponent >> bit) & 1 == 1, power * 10.0 ** (2**bit), power)
-    return power
+    largest = _LARGEST_EXPONENT[dtype]
+    power = torch.pow(10.0, exponent.clamp(-largest, largest).to(dtype))
+    # `pow` may be off by one unit in the last place.
+    return torch.where(exponent >= 0, power.round(), power)
 
 
 def _before(cells: Tensor, steps: int = 1) -> Tensor:

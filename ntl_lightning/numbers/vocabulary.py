@@ -301,13 +301,14 @@ class NumberVocabulary:
         nothing before it belongs to the number.) All this is a matter of the token's text: also a
         token of digits that is no number token has the role `DIGITS`.
         """
-        if self.forms:
-            return torch.tensor(list(self.forms), dtype=torch.int8).view(self.width, 3)
-        forms = _Forms(self.width)
-        for token_id, token in zip(self.token_ids, self.tokens, strict=True):
-            mark = next((mark for mark in SPACE_MARKS if token.startswith(mark)), "")
-            forms.add(token_id, token[len(mark) :], bool(mark))
-        return torch.tensor(list(forms.table), dtype=torch.int8).view(self.width, 3)
+        table = bytearray(self.forms)
+        if not table:
+            forms = _Forms(self.width)
+            for token_id, token in zip(self.token_ids, self.tokens, strict=True):
+                mark = next((mark for mark in SPACE_MARKS if token.startswith(mark)), "")
+                forms.add(token_id, token[len(mark) :], bool(mark))
+            table = forms.table
+        return torch.frombuffer(table, dtype=torch.int8).view(self.width, 3)
 
     def _table_of(self, token_ids: tuple[int, ...]) -> Tensor:
         table = torch.zeros(self.width, dtype=torch.bool)
