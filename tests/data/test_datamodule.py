@@ -36,7 +36,7 @@ from ntl_lightning.data import (
 )
 from ntl_lightning.evaluation import Generation
 from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
-from ntl_lightning.optimization import ConstantLR, CosineLR
+from ntl_lightning.optimization import AdamW, ConstantLR, CosineLR
 
 pytestmark = [
     # Untrained models say little that can be read as a number.
@@ -927,3 +927,33 @@ def test_the_totals_of_a_run_leave_out_what_is_marked(tmp_path, accumulated):
     steps = [counts[i : i + accumulated] for i in range(0, 3, accumulated)]
     expected = [sum(numbers for numbers, _ in step) for step in steps for _ in step]
     assert [totals["numbers"] for totals in watch.totals] == expected
+
+
+def distance_of_the_last_numbers(module, pairs):
+    """Mean expected distance to the digits behind the last blank, text by text."""
+    tokenizer, distances = module.tokenizer, []
+    digits = tokenizer.convert_tokens_to_ids(list("0123456789"))
+    for prompt, target in pairs:
+        ids = tokenizer(prompt + target)["input_ids"]
+        with torch.no_grad():
+            logits = module.language_model(torch.tensor([ids])).logits[0]
+        number = target.rpartition(" ")[2]
+        for place, digit in enumerate(number, len(ids) - len(number)):
+            shares = logits[place - 1, digits].double().softmax(0).tolist()
+            distances.append(sum(p * abs(v - int(digit)) for v, p in enumerate(shares)))
+    return fmean(distances)
+
+
+@pytest.mark.parametrize("logits", ["auto", "full"])
+def test_the_number_losses_of_a_run_pass_over_what_is_marked(tmp_path, logits):
+    train, val = (("a", "id 17 has 345"), ("bc", "id 204 has 8")), (("d", "id 6 has 97"),)
+    data = data_module(train=[Pairs(train)], val=[Pairs(val)], not_quantities=[r"id (\d+)"])
+    module = new_module(optimizer=AdamW(lr=1e-12), logits=logits)
+    trainer = trainer_for(tmp_path, max_epochs=1, num_sanity_val_steps=0)
+    trainer.fit(module, data)
+    logged = trainer.callback_metrics
+    assert logged["train/number_tokens"] == 4
+    assert logged["val/num_number_tokens"] == 2
+    for name, pairs in (("train/ntl_was", train), ("val/ntl_was", val)):
+        expected = distance_of_the_last_numbers(module, pairs)
+        assert float(logged[name]) == pytest.approx(expected, rel=1e-5)
