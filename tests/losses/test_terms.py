@@ -81,6 +81,11 @@ ORACLES = [
         oracle.reweighed(oracle.wasserstein_to_label, LOG_SPREAD),
         {"cost": "log", "power": 2.0},
     ),
+    (
+        Wasserstein(largest_distance=9.0, reweigh=True),
+        oracle.reweighed(oracle.wasserstein_to_label, 9.0),
+        {"largest": 9.0},
+    ),
     (Wasserstein(target_sigma=2.0), oracle.wasserstein_to_gaussian, {"sigma": 2.0}),
     (
         Wasserstein(target_sigma=40.0, cost="log", largest_distance=9.0),
@@ -100,6 +105,11 @@ ORACLES = [
         ExpectedValue(reweigh=True),
         oracle.reweighed(oracle.expected_value, SPREAD**2),
         {"power": 2.0},
+    ),
+    (
+        ExpectedValue(largest_distance=9.0, reweigh=True),
+        oracle.reweighed(lambda *row: (9 / SPREAD) ** 2 * oracle.expected_value(*row), 81.0),
+        {},
     ),
     (NumberMass(), oracle.number_mass, {}),
     (RegressionAware(), oracle.regression_aware, {}),
@@ -561,6 +571,15 @@ def test_number_mass_is_zero_only_without_text_and_goes_with_log_mass():
     assert loss(2, 0, 1, 4) == pytest.approx(math.log(4), rel=1e-6)
 
 
+def test_number_mass_is_never_negative_by_rounding():
+    generator = torch.Generator().manual_seed(14)
+    logits = torch.randn(500, WIDTH, generator=generator) * 5 + 40
+    logits[:, [i for i in range(WIDTH) if i not in VALUES]] = -100.0
+    statistics = numbers_only(logits, torch.full((500,), 2))
+    assert (statistics.log_number_mass > 0).any()
+    assert NumberMass().per_position(statistics).min() == 0
+
+
 @pytest.mark.parametrize("lead", [-3.0, 0.0, 3.0, 30.0, 300.0])
 def test_number_mass_pulls_where_reweighing_does_not_and_never_harder_than_one(lead):
     """The lead of the text tokens over the numbers, in logits."""
@@ -609,11 +628,11 @@ def test_regression_aware_takes_mass_on_text_for_the_answer_0():
 
 
 def test_answers_are_found_by_their_value_also_where_it_is_no_binary_fraction():
-    vocabulary = NumberVocabulary.from_values({0: 0.1, 1: 0.7, 2: 5.0}, width=4)
+    vocabulary = NumberVocabulary.from_values({0: 0.1, 1: 0.9, 2: 5.0}, width=4)
     for dtype in (torch.float32, torch.float64):
         logits = torch.zeros(1, 4, dtype=dtype)
-        got = part(RegressionAware(values=(0.1, 0.7)), logits, torch.tensor([0]), vocabulary)
-        assert got == pytest.approx((0.2 - 0.1) ** 2, rel=1e-5)
+        got = part(RegressionAware(values=(0.1, 0.9)), logits, torch.tensor([0]), vocabulary)
+        assert got == pytest.approx((0.25 - 0.1) ** 2, rel=1e-5)
 
 
 def test_an_answer_that_no_token_can_give_is_named():
