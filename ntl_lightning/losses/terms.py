@@ -210,7 +210,8 @@ class Wasserstein(LossTerm):
     the target; see `gaussian_target`. null: the target is the label alone."""
     place_base: float = 1.0
     """A digit's loss is multiplied by `place_base ** place`: place 0 for ones, 1 for tens, -1 for
-    tenths. 1: all places alike; 10: by what the digit is worth."""
+    tenths, and 0 for a token that is a whole number by itself, such as `-3`. 1: all places alike;
+    10: by what the digit is worth, which leaves the last digits of long numbers next to nothing."""
 
     def __post_init__(self) -> None:
         for key in ("largest_distance", "modulus", "target_sigma"):
