@@ -132,6 +132,10 @@ class NumberVocabulary:
         for token, value in zip(self.tokens, self.values, strict=True):
             if not math.isfinite(value):
                 raise ValueError(f"The value of token {token!r} must be finite, got {value}.")
+        if self.forms and len(self.forms) != 3 * self.width:
+            raise ValueError(
+                f"`forms` must hold 3 bytes per token, {3 * self.width}, got {len(self.forms)}."
+            )
 
     def __len__(self) -> int:
         """The number K of number tokens."""

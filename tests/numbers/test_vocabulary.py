@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from ntl_lightning.numbers.runs import Role
 from ntl_lightning.numbers.vocabulary import NumberVocabulary, RefusedToken
 
 REAL = [
@@ -416,6 +417,193 @@ class TestTables:
         assert vocabulary.tokens == ("1", "10", "1000")
         assert vocabulary.digit_bearing_ids == (3, 5, 7)
         assert len(vocabulary) == 3
+
+
+class TestForms:
+    # Token, role, digits, whether it begins a word.
+    TABLE = (
+        ("5", Role.DIGITS, 1, 0),
+        ("▁5", Role.DIGITS, 1, 1),
+        ("Ġ5", Role.DIGITS, 1, 1),
+        (" 5", Role.DIGITS, 1, 1),
+        ("42", Role.DIGITS, 2, 0),
+        ("▁007", Role.DIGITS, 3, 1),
+        ("123456", Role.DIGITS, 6, 0),
+        (".", Role.POINT, 0, 0),
+        ("▁.", Role.POINT, 0, 1),
+        (",", Role.THOUSANDS, 0, 0),
+        ("▁,", Role.THOUSANDS, 0, 1),
+        ("-", Role.SIGN, 0, 0),
+        ("▁-", Role.SIGN, 0, 1),
+        ("+", Role.SIGN, 0, 0),
+        ("\u2212", Role.SIGN, 0, 0),
+        ("-3", Role.WHOLE, 0, 0),
+        ("▁0.5", Role.WHOLE, 0, 1),
+        (".5", Role.WHOLE, 0, 0),
+        ("12,", Role.WHOLE, 0, 0),
+        ("a5", Role.WHOLE, 0, 0),
+        ("▁2nd", Role.WHOLE, 0, 1),
+        ("5²", Role.WHOLE, 0, 0),
+        ("\n5", Role.WHOLE, 0, 1),
+        ("No", Role.WORD, 0, 0),
+        ("▁the", Role.WORD, 0, 1),
+        ("é", Role.WORD, 0, 0),
+        ("٣", Role.WORD, 0, 0),
+        (")", Role.WORD, 0, 0),
+        ("%", Role.WORD, 0, 0),
+        ("...", Role.WORD, 0, 0),
+        (").", Role.WORD, 0, 0),
+        ("a.", Role.WORD, 0, 0),
+        # A point in front of digits, which parts them from all that is before it.
+        ("(.", Role.POINT, 0, 1),
+        ("▁$.", Role.POINT, 0, 1),
+        (":", Role.TEXT, 0, 0),
+        ("(", Role.TEXT, 0, 0),
+        (".,", Role.TEXT, 0, 0),
+        ("--", Role.TEXT, 0, 0),
+        ("▁", Role.TEXT, 0, 1),
+        ("\n", Role.TEXT, 0, 1),
+        ("_", Role.TEXT, 0, 0),
+    )
+
+    @pytest.mark.parametrize("kind", ["digits", "integers", "numbers"])
+    def test_a_token_has_the_form_whatever_kind_is_a_number(self, kind):
+        tokens = ["<u>", "0", *(row[0] for row in self.TABLE)]
+        table = NumberVocabulary.from_tokenizer(
+            word_level(tokens), width=len(tokens) + 3, kind=kind, largest=99
+        ).forms_table()
+
+        assert table.dtype == torch.int8
+        assert table.shape == (len(tokens) + 3, 3)
+        found = {tokens[i]: tuple(table[i].tolist()) for i in range(2, len(tokens))}
+        assert found == {row[0]: row[1:] for row in self.TABLE}
+        assert table[len(tokens) :].eq(0).all()
+
+    def test_more_digits_than_fit_are_capped(self):
+        table = NumberVocabulary.from_tokenizer(word_level(["<u>", "1", "2" * 200])).forms_table()
+        assert table.tolist() == [[Role.TEXT, 0, 0], [Role.DIGITS, 1, 0], [Role.DIGITS, 127, 0]]
+
+    def test_special_tokens_are_text_and_those_beyond_the_logits_are_left_out(self):
+        tokenizer = word_level(["<u>", "1", "2", "."], pad_token="2")
+        table = NumberVocabulary.from_tokenizer(tokenizer, width=3).forms_table()
+        assert table.tolist() == [[Role.TEXT, 0, 0], [Role.DIGITS, 1, 0], [Role.TEXT, 0, 0]]
+
+    def test_byte_level_tokens_are_read_as_text(self):
+        # Âł is a blank that does not break, âĪĴ a minus, À half a letter.
+        tokens = ["5", "Ġ5", "Ġ.", "Ù£", "ĠNo", "Ċ", "Âł", "âĪĴ", "À"]
+        table = NumberVocabulary.from_tokenizer(byte_level(tokens)).forms_table()
+        assert table.tolist() == [
+            [Role.DIGITS, 1, 0],
+            [Role.DIGITS, 1, 1],
+            [Role.POINT, 0, 1],
+            [Role.WORD, 0, 0],
+            [Role.WORD, 0, 1],
+            [Role.TEXT, 0, 1],
+            [Role.TEXT, 0, 1],
+            [Role.SIGN, 0, 0],
+            [Role.WORD, 0, 0],
+        ]
+
+    def test_byte_pieces_are_what_they_stand_for(self):
+        tokenizer = word_level(["<u>", "5", "<0x35>", "<0x2E>", "<0x41>", "<0x20>"])
+        tokenizer.backend_tokenizer.decoder = decoders.ByteFallback()
+        table = NumberVocabulary.from_tokenizer(tokenizer).forms_table()
+        assert table.tolist()[2:] == [
+            [Role.DIGITS, 1, 0],
+            [Role.POINT, 0, 0],
+            [Role.WORD, 0, 0],
+            [Role.TEXT, 0, 1],
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "forms"),
+        [
+            ("t5", {"▁5": (1, 1, 1), "5": (1, 1, 0), ".": (2, 0, 0), "▁2015": (1, 4, 1)}),
+            ("t5", {"-7": (5, 0, 0), "▁12,": (5, 0, 1), "▁": (0, 0, 1)}),
+            ("gpt2", {"Ġ12": (1, 2, 1), "345": (1, 3, 0), "Ġ-": (4, 0, 1), ",": (3, 0, 0)}),
+            ("gpt2", {"ĠNo": (6, 0, 1), "$.": (2, 0, 1), "ĊĊ": (0, 0, 1)}),
+            ("llama3", {"007": (1, 3, 0), "Ġ": (0, 0, 1), "Ġ.": (2, 0, 1), "Ġ(.": (2, 0, 1)}),
+            (
+                "qwen3",
+                {"7": (1, 1, 0), "Ġ-": (4, 0, 1), "<|endoftext|>": (0, 0, 0)},
+            ),
+            ("bert", {"5": (1, 1, 0), "##5": (1, 1, 0), "##34": (1, 2, 0), "##ing": (6, 0, 0)}),
+            ("gemma3", {"5": (1, 1, 0), "▁the": (6, 0, 1), "<eos>": (0, 0, 0), "\n": (0, 0, 1)}),
+        ],
+    )
+    def test_tokens_of_real_vocabularies(self, name, forms, vocabulary_of, real_tokenizer):
+        ids, table = real_tokenizer(name).get_vocab(), vocabulary_of(name).forms_table()
+        assert {token: tuple(table[ids[token]].tolist()) for token in forms} == forms
+
+    @pytest.mark.parametrize("name", REAL)
+    def test_digits_of_real_vocabularies_are_what_a_pattern_finds(
+        self, name, vocabulary_of, real_tokenizer
+    ):
+        mark = {"bert": "(?P<mark>##)?"}.get(name, "(?P<mark>[▁Ġ])?")
+        table, expected = vocabulary_of(name).forms_table(), {}
+        for token, token_id in real_tokenizer(name).get_vocab().items():
+            match = re.fullmatch(mark + "(?P<digits>[0-9]+)", token)
+            if match:
+                starts_word = match["mark"] is not None and name != "bert"
+                expected[token_id] = [Role.DIGITS, len(match["digits"]), starts_word]
+        found = (table[:, 0] == Role.DIGITS).nonzero().flatten().tolist()
+        assert {i: table[i].tolist() for i in found if not is_byte(name, i, real_tokenizer)} == (
+            expected
+        )
+
+    def test_number_tokens_without_form_have_that_of_their_text(self):
+        vocabulary = NumberVocabulary((1, 3), (5.0, -7.0), ("▁5", "-7"), width=5)
+        assert vocabulary.forms_table().tolist() == [
+            [Role.TEXT, 0, 0],
+            [Role.DIGITS, 1, 1],
+            [Role.TEXT, 0, 0],
+            [Role.WHOLE, 0, 0],
+            [Role.TEXT, 0, 0],
+        ]
+
+    def test_values_by_hand_are_written_without_leading_zeros(self):
+        values = {0: 0.0, 1: 7.0, 2: 42.0, 3: 1000000.0, 4: -3.0, 5: 0.5}
+        table = NumberVocabulary.from_values(values, width=7).forms_table()
+        assert table.tolist() == [
+            [Role.DIGITS, 1, 0],
+            [Role.DIGITS, 1, 0],
+            [Role.DIGITS, 2, 0],
+            [Role.DIGITS, 7, 0],
+            [Role.WHOLE, 0, 0],
+            [Role.WHOLE, 0, 0],
+            [Role.TEXT, 0, 0],
+        ]
+
+    def test_marks_by_hand(self):
+        vocabulary = NumberVocabulary.from_values(
+            {0: 1.0}, width=7, marks={1: ".", 2: ",", 3: "-", 4: "+", 5: "\u2212"}
+        )
+        table = vocabulary.forms_table()
+        roles = [Role.DIGITS, Role.POINT, Role.THOUSANDS, *[Role.SIGN] * 3, Role.TEXT]
+        assert table[:, 0].tolist() == roles
+        assert table[:, 1].tolist() == [1, 0, 0, 0, 0, 0, 0]
+        assert vocabulary.token_ids == (0,)
+
+    @pytest.mark.parametrize(
+        ("marks", "message"),
+        [
+            ({1: ";"}, r"one of \. , - \+ \u2212, got ';' for id 1"),
+            ({0: "."}, r"gives '\.' to id 0, which must be below the width 3 and no number token"),
+            ({3: "."}, "to id 3, which must be below the width 3"),
+            ({-1: "."}, "to id -1"),
+        ],
+    )
+    def test_wrong_marks(self, marks, message):
+        with pytest.raises(ValueError, match=message):
+            NumberVocabulary.from_values({0: 1.0}, width=3, marks=marks)
+
+    def test_forms_that_do_not_fit_the_width(self):
+        with pytest.raises(ValueError, match="`forms` must hold 3 bytes per token, 15, got 6"):
+            NumberVocabulary((1,), (5.0,), ("5",), width=5, forms=bytes(6))
+
+
+def is_byte(name, token_id, real_tokenizer):
+    return real_tokenizer(name).convert_ids_to_tokens(token_id).startswith("<0x")
 
 
 class TestErrorsAndWarnings:
