@@ -1,0 +1,1 @@
+"""The losses in other people's training loops: each module serves one library, loaded by itself."""
