@@ -22,13 +22,26 @@ from ntl_lightning.losses.token_statistics import TokenStatistics
 
 __all__ = ["DigitEntropy", "EarthMoverPlace", "NumberLevel"]
 
-# The unit in a denominator is never less than this power of ten below the leading digit: far below
-# what float32 tells from nothing, far above what it cannot divide by.
+# Numbers are measured in units of their last place, which float32 does exactly for short ones; but
+# in no less than this power of ten below their leading digit, so that none overflows.
 _LEAST_UNIT = -25
 
 
 def _power_of_ten(exponent: Tensor, like: Tensor) -> Tensor:
     return torch.pow(10.0, exponent.to(like.dtype))
+
+
+def _unit_place(statistics: TokenStatistics) -> Tensor:
+    """(N,) power of ten of the unit that a position's number is measured in."""
+    return torch.maximum(statistics.last_place, statistics.top_place + _LEAST_UNIT)
+
+
+def _worth(statistics: TokenStatistics) -> Tensor:
+    """(N,) what the token's place counts, in units of its number.
+
+    Digits far to the right of the unit may underflow to 0.
+    """
+    return _power_of_ten(statistics.place - _unit_place(statistics), statistics.label_values)
 
 
 def _sum_over_number(values: Tensor, statistics: TokenStatistics) -> Tensor:
@@ -39,15 +52,6 @@ def _sum_over_number(values: Tensor, statistics: TokenStatistics) -> Tensor:
     of_digits = torch.where(statistics.is_digit, values, 0.0)
     sums = values.new_zeros(statistics.num_cells).index_add(0, statistics.run, of_digits)
     return sums.index_select(0, statistics.run)
-
-
-def _worth(statistics: TokenStatistics) -> Tensor:
-    """(N,) what the token's place counts, the number's leading digit counting 1.
-
-    So numbers of any length stay in range. Digits so far to the right that they vanish beside the
-    leading ones may underflow to 0.
-    """
-    return _power_of_ten(statistics.place - statistics.top_place, statistics.label_values)
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class NumberLevel(LossTerm):
     - From the 20th place to the left, all digits count 10^19.
     - `reweigh` (its default) adds 1.01 times the mass on text tokens, at the first digit of the
       number alone: mass that leaks behind it is free. Its documentation warns that the loss then
-      explodes. It is not offered here; a term on the mass of the number tokens sees every digit.
+      explodes. It is not offered here; `NumberMass` beside this term sees every digit.
 
     The label is 14; the first digit is sure, the second half on 3 and half on 9, so x is 16:
 
@@ -116,9 +120,7 @@ class NumberLevel(LossTerm):
         sizes = (probabilities * values.abs()).sum(-1) + labels.abs()
         error = _sum_over_number(worth * differences, statistics).abs()
         size = _sum_over_number(worth * sizes, statistics)
-        exponent = (statistics.last_place - statistics.top_place).clamp(min=_LEAST_UNIT)
-        loss = error / (size + _power_of_ten(exponent, labels))
-        return torch.where(statistics.starts_number, loss, 0.0)
+        return torch.where(statistics.starts_number, error / (size + 1), 0.0)
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class EarthMoverPlace(LossTerm):
         error = _sum_over_number(worth * (answers - labels), statistics).abs()
         x = _sum_over_number(worth * answers, statistics).abs()
         y = _sum_over_number(worth * labels, statistics).abs()
-        one = _power_of_ten((-statistics.top_place).clamp(min=_LEAST_UNIT), labels)
+        one = _power_of_ten((-_unit_place(statistics)).clamp(min=0), labels)
         loss = (
             self.distance_weight * _sum_over_number(moved, statistics) / num_digits
             + self.relative_weight * error / (torch.maximum(x, y) + one)
