@@ -59,10 +59,11 @@ class NumberLevel(LossTerm):
     """The relative error of the whole number: `|x - y| / (x + y + u)`.
 
     `x = sum_i 10^place_i sum_k q_ik v_k` is the number that the digits have on average, y the
-    label's number, and u one unit of its last written place: 1 for `120`, 0.01 for `1.20`. In
-    [0, 1); 0 if and only if x = y. As for `ExpectedValue`, that may be so for two wrong answers on
-    both sides of the label (half on 4 and half on 6 costs nothing for 5), here also where one digit
-    makes up for another. For a sure answer it grows with the distance from y in either direction.
+    label's number, and u one unit of its last written place: 1 for `120`, 0.01 for `1.20` (of
+    numbers with more than 26 digits, 10^-25 of the leading place). In [0, 1); 0 if and only if x =
+    y. As for `ExpectedValue`, that may be so for two wrong answers on both sides of the label (half
+    on 4 and half on 6 costs nothing for 5), here also where one digit makes up for another. For a
+    sure answer it grows with the distance from y in either direction.
 
     The gradient with respect to any number logit is at most 1/2 in absolute value, however long the
     number is: `|dx/dz| <= x` and `|dL/dx| = (2y + u) / (x + y + u)^2 <= 1 / (2x)`. Number tokens
@@ -263,9 +264,9 @@ class DigitEntropy(LossTerm):
     Source: "DEL: Digit Entropy Loss for Numerical Learning of Large Language Models", arXiv
     2605.20369; formula and constants as in its public training code (repository PolyU-VCLab/DEL),
     where q has its gradient. That code has the weight 0.01 for Qwen and DeepSeek, and 0.1 for
-    CodeLlama and Mistral. Not verified: which weight its tables were made with. Under gradient
-    accumulation its cross entropy is divided by the tokens of all micro-batches but this term by
-    the digits of its own, so that with n of them it weighs n times as much.
+    CodeLlama and Mistral. With the former, gradient accumulation divides cross entropy by the
+    tokens of all n micro-batches but this term by the digits of its own, so that it weighs n times
+    as much. Not verified: the paper's own formula, and which weight its tables were made with.
 
     The label is 4; the logits of 4 and 9 are 0, the others minus infinity:
 
