@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -864,6 +865,75 @@ def test_the_way_is_chosen_anew_in_every_fit(tmp_path):
 def test_another_word_for_the_way_is_refused():
     with pytest.raises(ValueError, match=r"model\.logits must be auto or full, got 'none'"):
         NumberAwareLM(backbone=TINY_LLAMA, logits="none")
+
+
+TINY_QWEN2 = FromConfig(
+    "qwen2", {**TINY_LLAMA.settings, "num_key_value_heads": 1, "tie_word_embeddings": True}
+)
+
+
+class Sharded(NumberAwareLM):
+    """Sharded over the ranks by FSDP2, layer by layer."""
+
+    def configure_model(self):
+        if self.model is None:
+            super().configure_model()
+            mesh = self.device_mesh["data_parallel"]
+            for part in (*self.model.model.layers, self.model):
+                fully_shard(part, mesh=mesh)
+
+
+class ChangeWatch(Callback):
+    """How training changed the weights."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.before = self.weights(pl_module)
+
+    def on_train_end(self, trainer, pl_module):
+        self.change = self.weights(pl_module) - self.before
+
+    def weights(self, module):
+        whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in module.parameters()]
+        return torch.cat([p.detach().flatten() for p in whole])
+
+
+def change_of_tied_weights(folder, kind, batch_size, **settings):
+    seed_everything(0)
+    module = kind(
+        backbone=TINY_QWEN2,
+        optimizer=PlainSGD(),
+        lr_schedule=ConstantLR(),
+        generation=Generation(during_fit=False),
+    )
+    data = NumberDataModule(train=[Pairs(MIXED)], val=[], batch_size=batch_size)
+    watch = ChangeWatch()
+    fitted(folder, module, data, max_epochs=1, callbacks=[watch], **settings)
+    assert module._output_head is not None
+    return watch.change
+
+
+def _sharded_rank(rank, port, folder):
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+    }
+    torch.set_num_threads(1)
+    strategy = ModelParallelStrategy(
+        data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo"
+    )
+    change = change_of_tied_weights(folder, Sharded, 8, devices=2, strategy=strategy)
+    torch.save(change, f"{folder}/rank{rank}.pt")
+
+
+def test_a_sharded_model_gets_the_gradient_of_the_whole_from_hidden_states(tmp_path, free_port):
+    whole = change_of_tied_weights(tmp_path, NumberAwareLM, 16)
+    mp.spawn(_sharded_rank, args=(free_port, str(tmp_path)), nprocs=2, join=True)
+    changes = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    assert torch.equal(changes[0], changes[1])
+    assert relative_difference(changes[0], whole) < 1e-5
 
 
 # Numbers that are no quantities
