@@ -296,6 +296,11 @@ class TestRest:
             if expected is not None:
                 assert runs.rest[cell].item() == pytest.approx(float(expected[4]), rel=1e-15, abs=0)
 
+    @pytest.mark.parametrize("zeros", [1, 10, 62, 63, 64, 65, 100, 126])
+    def test_the_last_digit_counts_from_afar(self, zeros):
+        runs = runs_of(with_space_tokens("1" + "0" * zeros + "7"))
+        assert runs.rest.tolist() == [7] * (zeros + 1) + [0]
+
     def test_what_lies_far_to_the_right_does_not_matter(self):
         runs = runs_of(with_space_tokens("1." + "3" * 1000))
         place = runs.place[0:1002:100].tolist()
