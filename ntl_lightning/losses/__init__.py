@@ -9,6 +9,12 @@ from ntl_lightning.losses.schedules import (
     StepRange,
     WeightSchedule,
 )
+from ntl_lightning.losses.soft_targets import (
+    DiscretizedDistance,
+    HLGauss,
+    SmoothedCrossEntropy,
+    hl_gauss_target,
+)
 from ntl_lightning.losses.terms import (
     CrossEntropy,
     ExpectedValue,
@@ -31,8 +37,10 @@ __all__ = [
     "Cosine",
     "CrossEntropy",
     "DigitEntropy",
+    "DiscretizedDistance",
     "EarthMoverPlace",
     "ExpectedValue",
+    "HLGauss",
     "LinearWarmup",
     "LossTerm",
     "NumberLevel",
@@ -41,11 +49,13 @@ __all__ = [
     "ObjectiveResult",
     "Positions",
     "RegressionAware",
+    "SmoothedCrossEntropy",
     "StepRange",
     "TokenStatistics",
     "Wasserstein",
     "WeightSchedule",
     "gaussian_target",
+    "hl_gauss_target",
     "token_statistics",
     "wasserstein_distance",
 ]

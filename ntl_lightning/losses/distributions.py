@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ntl_lightning.losses.token_statistics import TokenStatistics
 
-__all__ = ["gaussian_target", "wasserstein_distance"]
+__all__ = ["gaussian_target", "has_leading_zero", "wasserstein_distance", "written_alike"]
 
 
 def gaussian_target(statistics: TokenStatistics, sigma: float) -> Tensor:
@@ -16,7 +16,9 @@ def gaussian_target(statistics: TokenStatistics, sigma: float) -> Tensor:
 
     Normalised over the number tokens that are written as the label is: where a vocabulary has both
     `5` and `▁5`, a label inside a word gives mass to `4`, `5` and `6`, and none to `▁5`, which the
-    text cannot go on with.
+    text cannot go on with. Where it has both `5` and `005`, the label `5` gives none to `005`, and
+    the label `005` to tokens of three digits only. Where all tokens are written alike, it is the
+    paper's target.
 
     Source: the Gaussian smoothing of "Regress, Don't Guess", arXiv 2411.02083.
 
@@ -29,10 +31,31 @@ def gaussian_target(statistics: TokenStatistics, sigma: float) -> Tensor:
         (N, K) probabilities, each row with the sum 1; no gradient.
     """
     differences = statistics.number_values - statistics.label_values.unsqueeze(-1)
-    starts_word = statistics.number_starts_word
-    same_form = starts_word == starts_word.index_select(0, statistics.label_index).unsqueeze(-1)
+    zero_first = has_leading_zero(statistics).index_select(0, statistics.label_index)
     scores = differences.div_(sigma).square_().mul_(-0.5)
-    return torch.softmax(scores.masked_fill_(~same_form, -torch.inf), dim=-1)
+    scores = scores.masked_fill_(~written_alike(statistics, zero_first), -torch.inf)
+    return torch.softmax(scores, dim=-1)
+
+
+def has_leading_zero(statistics: TokenStatistics) -> Tensor:
+    """(K,) bool: the number token is a run of digits like `05` or `00`, but not `0`."""
+    digits = statistics.number_digits
+    least = torch.pow(10.0, (digits - 1).to(statistics.number_values.dtype))
+    # `pow` may be a little off.
+    return (digits > 1) & (statistics.number_values < least - 0.5)
+
+
+def written_alike(statistics: TokenStatistics, same_length: Tensor) -> Tensor:
+    """(N, K) bool: the number tokens that could be written in the place of the label.
+
+    They begin a word if and only if the label does. Where `same_length`, (N,) bool, they have as
+    many digits as the label; elsewhere any number of them, but no leading zero.
+    """
+    label = statistics.label_index
+    starts_word, digits = statistics.number_starts_word, statistics.number_digits
+    as_long = digits == digits.index_select(0, label).unsqueeze(-1)
+    alike = torch.where(same_length.unsqueeze(-1), as_long, ~has_leading_zero(statistics))
+    return alike & (starts_word == starts_word.index_select(0, label).unsqueeze(-1))
 
 
 def wasserstein_distance(probabilities: Tensor, target: Tensor, values: Tensor) -> Tensor:
