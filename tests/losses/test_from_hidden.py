@@ -96,11 +96,16 @@ def test_hidden_states_give_what_logits_give(terms, rows_per_chunk):
 
 
 @pytest.mark.parametrize("terms", [TERMS, [*TERMS, Joined()]], ids=len)
-def test_hidden_states_give_what_logits_give_in_float32(terms):
+def test_in_float32_hidden_states_are_as_close_to_the_truth_as_logits(terms):
     (ours, our_gradients), (theirs, their_gradients) = both_ways(terms, dtype=torch.float32)
+    truth = both_ways(terms)[0][1]
     assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-6)
-    for got, want in zip(our_gradients, their_gradients, strict=True):
-        assert (got - want).abs().max() / want.abs().max() < 1e-6
+
+    def error(gradient, true):
+        return (gradient.double() - true).abs().max() / true.abs().max()
+
+    for mine, other, true in zip(our_gradients, their_gradients, truth, strict=True):
+        assert error(mine, true) < max(1e-6, 1.5 * error(other, true))
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
@@ -328,5 +333,5 @@ def test_statistics_can_be_taken_without_knowing_how_tokens_are_written():
     statistics = token_statistics(torch.zeros(1, 2, V), torch.tensor([[3, 12]]), ids, table)
     assert statistics.label_index.tolist() == [3, 0]
     assert statistics.is_number.tolist() == [True, False]
-    with pytest.raises(ValueError, match="forms=vocabulary.forms_table"):
+    with pytest.raises(ValueError, match=r"forms=vocabulary\.forms_table"):
         _ = statistics.place
