@@ -17,7 +17,13 @@ from ntl_lightning import NumberAwareLM, NumberDataModule
 from ntl_lightning.backbones import FromConfig, Pretrained
 from ntl_lightning.data import Example, Source
 from ntl_lightning.evaluation import Generation
-from ntl_lightning.losses import CrossEntropy, ExpectedValue, LinearWarmup, Wasserstein
+from ntl_lightning.losses import (
+    CrossEntropy,
+    ExpectedValue,
+    LinearWarmup,
+    NumberLevel,
+    Wasserstein,
+)
 from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
 from ntl_lightning.optimization import AdamW, ConstantLR, LRSchedule, OptimizerSpec
 
@@ -90,6 +96,7 @@ MIXED = tuple((f"{i}+{i}=", str(2 * i) * (1 + i % 3)) for i in range(8)) + tuple
 
 
 def exactness_module(averaged_over):
+    """Terms averaged over numbers or tokens, and one over whole numbers."""
     seed_everything(0)
     return NumberAwareLM(
         backbone=TINY_LLAMA,
@@ -97,6 +104,7 @@ def exactness_module(averaged_over):
             CrossEntropy(),
             Wasserstein(weight=0.5, averaged_over=averaged_over),
             ExpectedValue(weight=0.2, averaged_over=averaged_over),
+            NumberLevel(weight=0.2),
         ],
         optimizer=PlainSGD(),
         lr_schedule=ConstantLR(),
@@ -501,9 +509,10 @@ def test_golds_are_exact_under_true_bfloat16(tmp_path):
     assert logged["val/mae"] == 2.5
 
 
-def test_all_promised_names_are_logged_and_no_others(tmp_path):
+@pytest.mark.parametrize("terms", [(CrossEntropy(), Wasserstein()), (NumberLevel(),)])
+def test_all_promised_names_are_logged_and_no_others(tmp_path, terms):
     seed_everything(0)
-    module = NumberAwareLM(backbone=TINY_LLAMA)
+    module = NumberAwareLM(backbone=TINY_LLAMA, loss_terms=terms)
     data = NumberDataModule(train=[Pairs(MIXED)], val=[Pairs(MIXED)], batch_size=8)
     trainer = fitted(tmp_path, module, data, max_epochs=1)
     assert set(trainer.callback_metrics) == module.log_names()
