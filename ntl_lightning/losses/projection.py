@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ntl_lightning.losses.token_statistics import add_at_single_tokens, at_labels, scratch_rows
+
 __all__ = [
     "OutputProjection",
     "ProjectionGradients",
@@ -31,9 +33,7 @@ __all__ = [
     "projected_statistics",
 ]
 
-SmallGradients = Callable[
-    [slice, Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor | None]
-]
+SmallGradients = Callable[[slice, Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]
 """From rows, cross entropy (n,), log partition (n,) and number logits (n, K) of a chunk, all
 detached, to the gradients of the loss with respect to these three; None for zero. Called with
 gradients enabled, once for each chunk, in order."""
@@ -41,10 +41,10 @@ gradients enabled, once for each chunk, in order."""
 _MOST_CHUNKS = 8
 _FEWEST_ROWS = 256
 
-# What is worked on at a time where a copy in another dtype is needed. On a CPU it stays in the
-# cache; elsewhere it keeps the cores busy. Never more than a quarter of a chunk of logits.
-_WORKSPACE_BYTES = 8 << 20
-_WORKSPACE_BYTES_ELSEWHERE = 64 << 20
+# Elements of a matrix cast at a time where it does not have the dtype of the products: few enough
+# for the caches of a CPU, enough elsewhere to keep the device busy.
+_SLICE_ON_CPU = 2 << 20
+_SLICE_ELSEWHERE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ def projected_gradients(
         label_ids: (N,) int64 in [0, V).
         number_ids: (K,) int64 in [0, V), each once.
         small_gradients: See there. It is given the statistics that `projected_statistics` returns.
-        rows_per_chunk: n. None: `default_rows_per_chunk(N)`. Beside the gradients, n * V numbers
-            are held, and up to 8 MiB (64 on other devices than a CPU) of workspace.
+        rows_per_chunk: n. None: `default_rows_per_chunk(N)`. Beside the gradients, n * V logits
+            are held, and little else.
 
     Returns:
         The gradients of what requires one, for `attach_gradients`.
@@ -291,8 +291,8 @@ class _Statistics(NamedTuple):
     """(n, K)."""
     peak: Tensor
     """(n,) largest logit."""
-    top: Tensor
-    """(n,) largest probability, which is at least 1 / V."""
+    total: Tensor
+    """(n,) sum of exp(logit - peak) over the vocabulary, in [1, V]."""
 
 
 class _Part:
@@ -346,16 +346,18 @@ class _Head:
             self.grad_bias = torch.zeros_like(bias, dtype=self.wide_dtype)
             self.bias_dtype = _gradient_dtype(bias)
 
-        # Then the softmax can take the place of the logits.
+        # Then the logits can be worked on where they are.
         self.in_place = self.dtype == self.wide_dtype and self.soft_cap is None
         self.chunk = hidden.new_empty(min(rows_per_chunk, num_rows), width, dtype=self.dtype)
-        budget = _WORKSPACE_BYTES if hidden.device.type == "cpu" else _WORKSPACE_BYTES_ELSEWHERE
-        size = min(budget, self.chunk.nbytes // 4) // self.wide_dtype.itemsize
-        # The slope of the soft cap is needed beside the probabilities.
+        # All that follows stays small beside the chunk. The slope of a soft cap is needed beside
+        # the probabilities.
         copies = 1 if self.soft_cap is None else 2
-        deepest = max(part.right.shape[1] for part in self.parts)
-        self.rows_per_block = max(1, size // (copies * width))
-        self.tokens_per_slice = max(1, size // max(1, deepest))
+        most_rows = scratch_rows(copies * width, self.wide_dtype, hidden.device)
+        self.rows_per_block = max(1, min(most_rows, len(self.chunk) // (8 * copies)))
+        deepest = max(1, *(part.right.shape[1] for part in self.parts))
+        most_elements = _SLICE_ON_CPU if hidden.device.type == "cpu" else _SLICE_ELSEWHERE
+        most_elements = min(most_elements, self.chunk.numel() // 8)
+        self.tokens_per_slice = max(1, most_elements // deepest)
         size = max(copies * self.rows_per_block * width, self.tokens_per_slice * deepest)
         self.wide = hidden.new_empty(size, dtype=self.wide_dtype)
         self.narrow = hidden.new_empty(self.tokens_per_slice * deepest, dtype=self.dtype)
@@ -374,29 +376,27 @@ class _Head:
         return logits
 
     def statistics(self, logits: Tensor, rows: slice) -> _Statistics:
-        """Of the rows of a chunk. Where `in_place`, the logits become probabilities."""
-        label_logits = logits.gather(1, self.label_ids[rows, None]).squeeze(1).to(self.wide_dtype)
+        """Of the rows of a chunk. Where `in_place`, the logits become exp(logit - peak)."""
+        label_logits = at_labels(logits, self.label_ids[rows]).to(self.wide_dtype)
         number_logits = logits.index_select(1, self.number_ids).to(self.wide_dtype)
         if self.soft_cap is not None:
             for some in (label_logits, number_logits):
                 some.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
-        if self.in_place:
-            peak, top = _peak_and_softmax_(logits)
-        else:
-            peak, top = torch.empty_like(label_logits), torch.empty_like(label_logits)
-            for block in _slices(len(logits), self.rows_per_block):
-                scores, _ = self._wide_rows(logits[block])
-                if self.soft_cap is not None:
-                    scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
-                peak[block], top[block] = _peak_and_softmax_(scores)
+        peak, total = torch.empty_like(label_logits), torch.empty_like(label_logits)
+        for block in _slices(len(logits), self.rows_per_block):
+            scores = logits[block] if self.in_place else self._wide_copy(logits[block])
+            if self.soft_cap is not None:
+                scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+            torch.amax(scores, 1, out=peak[block])
+            torch.sum(scores.sub_(peak[block, None]).exp_(), 1, out=total[block])
         # Not from the label's own probability, which may have underflowed.
-        log_top = top.log()
+        log_total = total.log()
         return _Statistics(
-            cross_entropy=(peak - label_logits) - log_top,
-            log_partition=peak - log_top,
+            cross_entropy=(peak - label_logits) + log_total,
+            log_partition=peak + log_total,
             number_logits=number_logits,
             peak=peak,
-            top=top,
+            total=total,
         )
 
     def to_gradient_(
@@ -404,7 +404,7 @@ class _Head:
         logits: Tensor,
         rows: slice,
         found: _Statistics,
-        small: tuple[Tensor | None, Tensor | None, Tensor | None],
+        small: tuple[Tensor | None, ...],
     ) -> Tensor | None:
         """Turn what `statistics` left of the logits into the gradient in h @ weight.T.
 
@@ -423,33 +423,37 @@ class _Head:
             g_ce, g_z = (None if g is None else g / unit for g in (g_ce, g_z))
 
         def add_single_tokens(grad: Tensor, block: slice) -> None:
-            if g_z is not None:
-                grad.index_add_(1, self.number_ids, g_z[block])
-            if g_ce is not None:
-                labels = self.label_ids[rows][block, None]
-                grad.scatter_add_(1, labels, -g_ce[block, None])
+            add_at_single_tokens(
+                grad,
+                self.label_ids[rows][block],
+                self.number_ids,
+                None if g_ce is None else g_ce[block],
+                None if g_z is None else g_z[block],
+            )
 
         def add_to_bias(grad: Tensor) -> None:
             if self.grad_bias is not None:
                 total = grad.sum(0)
                 self.grad_bias.add_(total if unit is None else total * unit)
 
+        g_softmax = g_softmax / found.total
         if self.in_place:
             grad = logits.mul_(g_softmax.unsqueeze(1))
             add_single_tokens(grad, slice(None))
             add_to_bias(grad)
             return unit
-        g_softmax = g_softmax * found.top
         for block in _slices(len(logits), self.rows_per_block):
-            grad, slope = self._wide_rows(logits[block])
+            grad = self._wide_copy(logits[block])
+            slope = None
             if self.soft_cap is not None:
                 grad.div_(self.soft_cap).tanh_()
+                slope = _matrix(self.wide[grad.numel() :], grad.shape)
                 torch.mul(grad, grad, out=slope).neg_().add_(1)
                 grad.mul_(self.soft_cap)
             grad.sub_(found.peak[block, None]).exp_().mul_(g_softmax[block, None])
             # Before the rounding: the gradient of a confident row is a small difference.
             add_single_tokens(grad, block)
-            if self.soft_cap is not None:
+            if slope is not None:
                 grad.mul_(slope)
             add_to_bias(grad)
             logits[block].copy_(grad)
@@ -485,7 +489,7 @@ class _Head:
             target = out[tokens]
             product = _matrix(self.narrow, target.shape)
             torch.mm(grad_logits[:, tokens].t(), left, out=product)
-            product = _matrix(self.wide, target.shape).copy_(product)
+            product = self._wide_copy(product)
             if unit is not None:
                 product.mul_(unit)
             if first:
@@ -495,6 +499,10 @@ class _Head:
 
     def gradients(self) -> ProjectionGradients:
         """What the chunks have added up to."""
+        if not self.chunks:
+            for part in self.parts:
+                if part.grad_right is not None:
+                    part.grad_right.zero_()
         low_rank = self.low_rank
         return ProjectionGradients(
             hidden=self.main.grad_left,
@@ -504,11 +512,8 @@ class _Head:
             b=None if low_rank is None else low_rank.grad_right,
         )
 
-    def _wide_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """A wide copy of a block of logits, and with a soft cap as much memory beside it."""
-        size = rows.numel() if self.soft_cap is not None else 0
-        copy = _matrix(self.wide, rows.shape).copy_(rows)
-        return copy, _matrix(self.wide[size:], rows.shape)
+    def _wide_copy(self, rows: Tensor) -> Tensor:
+        return _matrix(self.wide, rows.shape).copy_(rows)
 
     def _slices_of(self, right: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Tokens and their rows of a (V, D) matrix in `dtype`; all at once if it has that dtype."""
@@ -556,13 +561,6 @@ def _plain_arithmetic(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _peak_and_softmax_(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """(n,) largest score and largest probability of (n, V) scores, which become the softmax."""
-    peak = scores.amax(1)
-    torch.softmax(scores, 1, out=scores)
-    return peak, scores.amax(1)
-
-
 def _largest(*gradients: Tensor | None) -> Tensor:
     """() largest size of an element, not 0."""
     sizes = [g.abs().amax() for g in gradients if g is not None and g.numel()]
@@ -587,10 +585,10 @@ def _matrix(memory: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    # Not by its type: loading torch.distributed.tensor takes seconds.
+    # Where there is a DTensor its module has been loaded, which takes seconds.
     if not hasattr(tensor, "full_tensor"):
         return tensor
-    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor import DTensor, Partial
 
-    whole: Tensor = tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
-    return whole
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
