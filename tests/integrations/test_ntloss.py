@@ -38,6 +38,10 @@ def lopsided(predicted, true, reduction="mean"):
     return loss if reduction == "none" else loss.mean()
 
 
+def lopsided_the_other_way(predicted, true, reduction="mean"):
+    return lopsided(true, predicted, reduction)
+
+
 OPTIONS = {
     "WAS": ("NTLoss", {}),
     "WAS, numbers of any length": ("NTLoss", {"digit_level": False}),
@@ -56,6 +60,7 @@ OPTIONS = {
     "MAE": ("NTLossDotProduct", {"loss_function": functional.l1_loss}),
     "Huber": ("NTLossDotProduct", {"loss_function": double_huber}),
     "lopsided": ("NTLossDotProduct", {"loss_function": lopsided}),
+    "lopsided the other way": ("NTLossDotProduct", {"loss_function": lopsided_the_other_way}),
     "number level": ("NumberLevelLoss", {}),
     "number level, floats": ("NumberLevelLoss", {"float_level": True, "vocab_size": WIDTH}),
 }

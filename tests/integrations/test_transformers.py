@@ -236,6 +236,12 @@ def _rank(rank, port, folder):
         settings = {"ddp_backend": "gloo", "average_tokens_across_devices": average}
         trainer, gradients = trained(f"{folder}/{rank}", "llama", 2, 4, **settings)
         metrics = trainer.evaluate(examples("llama"))
+        batch = collate("llama")(examples("llama"))
+        with torch.no_grad():
+            outputs = trainer.model(**batch)
+            call = trainer.compute_loss_func
+            metrics["alone"] = call(outputs, batch["labels"]).item()
+            metrics["in the Trainer"] = call(outputs, batch["labels"], 3).item()
         results = gradients, trainer.state.log_history[0], metrics
         torch.save(results, f"{folder}/{average}{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -260,6 +266,8 @@ def test_two_processes_give_the_gradient_of_the_whole(tmp_path, free_port):
             # Each process is averaged by its own counts, as the user asked.
             assert relative_difference(gradient, whole) > 1e-3
             assert logged["number_tokens"] == NUM_NUMBERS / 2
+        # The Trainer multiplies by the processes where it has a count, and not else (as TRL does).
+        assert metrics["alone"] == metrics["in the Trainer"] * (2 if average else 1)
         # Not multiplied by the processes; after one step of learning rate 1e-3 nearly the same.
         assert metrics["eval_ntl_was"] == pytest.approx(ntl_was, rel=0.02)
         assert metrics["eval_loss"] == pytest.approx(logged["loss"], rel=0.1)
