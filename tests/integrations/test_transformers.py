@@ -8,7 +8,14 @@ import types
 import pytest
 import torch
 import torch.multiprocessing as mp
-from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
 
 from ntl_lightning.integrations.transformers import NumberAwareLoss
 from ntl_lightning.losses import CrossEntropy, LinearWarmup, NumberLevel, Objective, Wasserstein
@@ -200,6 +207,31 @@ def test_evaluation_averages_each_batch_and_the_terms_over_the_set(tmp_path, kin
     predictions = predicted.predictions[0] if kind == "t5" else predicted.predictions
     assert predictions.shape[0] == 5
     assert predictions.shape[-1] == WIDTH
+
+
+def test_an_evaluation_that_generates_has_the_models_own_loss_and_no_terms(tmp_path):
+    """The Trainer then asks no loss function."""
+    model = tiny_model("t5")
+    loss = loss_for()
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path),
+            predict_with_generate=True,
+            generation_max_length=4,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        data_collator=collate("t5"),
+        compute_loss_func=loss,
+        compute_metrics=lambda predictions: {},
+    )
+    loss.attach(trainer)
+    metrics = trainer.evaluate(examples("t5", TEXTS[:3]))
+    batch = collate("t5")(examples("t5", TEXTS[:3]))
+    assert metrics["eval_loss"] == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+    assert not any("ntl_was" in name for name in metrics)
 
 
 def test_evaluation_between_the_steps_leaves_training_as_it_is(tmp_path):
