@@ -309,6 +309,12 @@ class NumberAwareLM(LightningModule):
         self.training_mean = getattr(self._datamodule, "training_mean", None)
         coverage = getattr(self._datamodule, "label_coverage", None)
         if coverage is not None and coverage.numbers == 0 and self.objective.needs_numbers:
+            if coverage.not_quantities:
+                raise ValueError(
+                    f"all {coverage.not_quantities} number tokens of the training labels are "
+                    "marked as no quantities (not_quantities of data or of its sources), so the "
+                    "number losses could never act. Mark fewer, or train with CrossEntropy alone"
+                )
             raise ValueError(
                 f"no label of the training data is a number token (model.number_tokens="
                 f"{self.vocabulary.kind!r}; {coverage.digit_bearing} of {coverage.tokens} label "
@@ -543,10 +549,15 @@ class NumberAwareLM(LightningModule):
         self._check_batch(batch, *_EVALUATION_KEYS)
         name = self.set_name(stage, dataloader_idx)
         logits, labels = self(batch)
-        result = self.objective(
-            logits, labels, quantities=self._quantities(batch), step=self.trained_steps
-        )
         kept = labels != IGNORE_INDEX
+        result = self.objective(
+            logits,
+            labels,
+            quantities=self._quantities(batch),
+            step=self.trained_steps,
+            # So that the statistics are those of the positions with a label on every device.
+            num_labels=int(kept.sum()),
+        )
         self._averages[name].update(
             result.sums,
             result.counts["tokens"],

@@ -417,12 +417,14 @@ class NumberDataModule(LightningDataModule):
             `tokens`, all labels; `numbers`, those that are number tokens and quantities;
             `whole_numbers`, the written numbers that consist of such tokens.
         """
-        labels = batch["labels"][:, batch.get("first_label", 0) :]
+        # The first token of a causal model's sequence is predicted by none.
+        first = max(batch["first_label"], 1) if "first_label" in batch else 0
+        labels = batch["labels"][:, first:]
         is_label = labels != IGNORE_INDEX
         token_ids = labels.where(is_label, 0)
         is_number = is_label & self._is_number[token_ids]
         if "quantities" in batch:
-            is_number &= batch["quantities"][:, batch.get("first_label", 0) :]
+            is_number &= batch["quantities"][:, first:]
         runs = None
         if whole_numbers:
             values = self._values[token_ids].where(is_number, 0.0)

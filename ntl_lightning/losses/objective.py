@@ -20,6 +20,7 @@ from ntl_lightning.losses.token_statistics import (
     IGNORE_INDEX,
     LabelCells,
     TokenStatistics,
+    existing_ids,
     kept_cells,
     statistics_of_rows,
     token_statistics,
@@ -36,6 +37,13 @@ def average(total: Tensor, count: Tensor | float) -> Tensor:
         # Chosen, not multiplied by 0: the total of nothing may still be infinite.
         return torch.where(count > 0, total / count.clamp(min=1), 0.0)
     return total / count if count > 0 else torch.zeros_like(total)
+
+
+def _weighted_sum(
+    averages: Mapping[str, Tensor], weights: Mapping[str, float], zero: Tensor
+) -> Tensor:
+    # A term that is switched off may be infinite, and 0 times infinity is NaN.
+    return sum((w * averages[name] for name, w in weights.items() if w > 0), start=zero)
 
 
 @dataclass(frozen=True)
@@ -68,10 +76,7 @@ class ObjectiveResult:
     @property
     def value(self) -> Tensor:
         """() detached: the objective on this batch alone, whatever the denominators of `loss`."""
-        return sum(
-            (self.weights[name] * part for name, part in self.parts.items()),
-            start=torch.zeros_like(self.loss.detach()),
-        )
+        return _weighted_sum(self.parts, self.weights, torch.zeros_like(self.loss.detach()))
 
 
 class Objective(nn.Module):
@@ -104,9 +109,7 @@ class Objective(nn.Module):
         super().__init__()
         if not terms:
             raise ValueError("loss_terms is empty: name at least one loss term")
-        repeated = [
-            name for name, n in Counter(term.name for term in terms).items() if n > 1
-        ]
+        repeated = [name for name, n in Counter(term.name for term in terms).items() if n > 1]
         if repeated:
             raise ValueError(
                 f"loss_terms holds more than one term called {repeated[0]!r}; "
@@ -151,17 +154,9 @@ class Objective(nn.Module):
     @property
     def needs_numbers(self) -> bool:
         """Whether a term with a weight is evaluated at number labels only."""
-        return any(
-            term.evaluated_at == "numbers" and term.weight > 0 for term in self.terms
-        )
+        return any(term.evaluated_at == "numbers" and term.weight > 0 for term in self.terms)
 
-    @property
-    def _joins_positions(self) -> bool:
-        return any(term.joins_positions for term in self.terms)
-
-    def count(
-        self, labels: Tensor, quantities: Tensor | None = None
-    ) -> dict[Positions, Tensor]:
+    def count(self, labels: Tensor, quantities: Tensor | None = None) -> dict[Positions, Tensor]:
         """What the terms are divided by on these labels alone, see `ObjectiveResult.counts`.
 
         Args:
@@ -171,9 +166,7 @@ class Objective(nn.Module):
         return self._counts(self._cells(labels, quantities))
 
     def _cells(self, labels: Tensor, quantities: Tensor | None) -> LabelCells:
-        return LabelCells.of(
-            labels, self.value_table, forms=self.forms, quantities=quantities
-        )
+        return LabelCells.of(labels, self.value_table, forms=self.forms, quantities=quantities)
 
     def _counts(self, cells: LabelCells) -> dict[Positions, Tensor]:
         whole = any(term.averaged_over == "whole_numbers" for term in self.terms)
@@ -181,14 +174,12 @@ class Objective(nn.Module):
 
     def weights(self, step: int) -> dict[str, float]:
         """Term name -> weight at an optimizer step."""
-        return {
-            term.name: term.weight * term.schedule.factor(step) for term in self.terms
-        }
+        return {term.name: term.weight * term.schedule.factor(step) for term in self.terms}
 
     def combine(self, averages: Mapping[str, Tensor], step: int) -> Tensor:
         """() the objective from the terms' averages, e.g. over an epoch."""
-        weighted = [w * averages[name] for name, w in self.weights(step).items()]
-        return torch.stack(weighted).sum()
+        zero = torch.zeros_like(next(iter(averages.values())))
+        return _weighted_sum(averages, self.weights(step), zero)
 
     def forward(
         self,
@@ -233,7 +224,7 @@ class Objective(nn.Module):
             )
             counts = self._counts(statistics.cells)
             weights = self.weights(step)
-            loss, sums = self._evaluate(statistics, denominators or counts, weights)
+            loss, sums = self._evaluate(statistics, self.terms, denominators or counts, weights)
         return self._result(loss, sums, counts, weights, statistics)
 
     def from_hidden(
@@ -258,8 +249,8 @@ class Objective(nn.Module):
         with `low_rank = (a, b)` and `cap(x) = soft_cap * tanh(x / soft_cap)`. The gradients are
         taken on the way, so that `backward` multiplies only; nothing of vocabulary width is
         computed for positions without a label. A term that joins positions (`NumberLevel`) makes
-        it go through the output matrix once more. Under autocast the products with the output
-        matrix are computed in its dtype, all the rest in float32.
+        it go through the output matrix once more while its weight is not 0. Under autocast the
+        products with the output matrix are computed in its dtype, all the rest in float32.
 
         Args:
             hidden: (..., D) what the model's output layer is given, aligned with the labels.
@@ -300,78 +291,77 @@ class Objective(nn.Module):
             rows = (labels.reshape(-1) != IGNORE_INDEX).nonzero().squeeze(-1)
         else:
             rows = split[0]
-        label_ids = labels.reshape(-1).index_select(0, rows)
+        label_ids = existing_ids(labels.reshape(-1).index_select(0, rows))
         kept_hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows)
         if low_rank is not None:
             a, b = low_rank
             low_rank = a.reshape(-1, a.shape[-1]).index_select(0, rows), b
-        projection = OutputProjection(
-            output_weight, bias, scale, soft_cap, low_rank
-        ).gathered()
-        counts = self._counts(cells)
-        totals = denominators or counts
-        weights = self.weights(step)
-
-        def statistics(rows: Tensor, *from_logits: Tensor) -> TokenStatistics:
-            return statistics_of_rows(
-                cells, rows, self.number_ids, self.value_table, *from_logits
-            )
-
-        arguments = (kept_hidden, projection, label_ids, self.number_ids)
-        tensors = (
-            kept_hidden,
-            projection.weight,
-            projection.bias,
-            *(projection.low_rank or ()),
-        )
+        projection = OutputProjection(output_weight, bias, scale, soft_cap, low_rank).gathered()
+        tensors = (kept_hidden, projection.weight, projection.bias, *(projection.low_rank or ()))
         needs_gradient = torch.is_grad_enabled() and any(
             tensor is not None and tensor.requires_grad for tensor in tensors
         )
-        losses: list[Tensor] = []
+        arguments = (kept_hidden, projection, label_ids, self.number_ids)
+        counts = self._counts(cells)
+        totals = denominators or counts
+        weights = self.weights(step)
+        # Terms that join positions have to wait for the last chunk. Where they are only logged,
+        # their gradient is not needed before.
+        late = tuple(term for term in self.terms if term.joins_positions)
+        early = tuple(term for term in self.terms if not term.joins_positions)
+        joins = any(weights[term.name] > 0 for term in late)
         parts: list[tuple[Tensor, ...]] = []
-        chunk_sums: list[dict[str, Tensor]] = []
+        losses: list[Tensor] = []
+        sums: dict[str, Tensor] = {}
 
-        def evaluate(chunk: slice, *from_logits: Tensor) -> tuple[Tensor | None, ...]:
+        def evaluate(
+            terms: Sequence[LossTerm], chunk: slice, *from_logits: Tensor, gradient: bool = True
+        ) -> tuple[Tensor | None, ...]:
             """The terms on some of the rows, and their gradient."""
-            parts.append(from_logits)
             with (
-                torch.enable_grad(),
+                torch.set_grad_enabled(gradient),
                 torch.autocast(hidden.device.type, enabled=False),
             ):
                 leaves = tuple(
-                    tensor.detach().requires_grad_() for tensor in from_logits
+                    tensor.detach().requires_grad_() if gradient else tensor
+                    for tensor in from_logits
                 )
-                loss, sums = self._evaluate(
-                    statistics(rows[chunk], *leaves), totals, weights
+                statistics = statistics_of_rows(
+                    cells, rows[chunk], self.number_ids, self.value_table, *leaves
                 )
+                loss, of_chunk = self._evaluate(statistics, terms, totals, weights)
                 losses.append(loss.detach())
-                chunk_sums.append(sums)
+                for name, total in of_chunk.items():
+                    sums[name] = sums[name] + total if name in sums else total
+                if not gradient:
+                    return ()
                 return torch.autograd.grad(loss, leaves, allow_unused=True)
 
-        if needs_gradient and len(rows) and not self._joins_positions:
+        def evaluate_early(chunk: slice, *from_logits: Tensor) -> tuple[Tensor | None, ...]:
+            parts.append(from_logits)
+            return evaluate(early, chunk, *from_logits)
+
+        gradients = None
+        if needs_gradient and len(rows) and not joins:
             gradients = projected_gradients(
-                *arguments, evaluate, rows_per_chunk=rows_per_chunk
+                *arguments, evaluate_early, rows_per_chunk=rows_per_chunk
             )
+            whole = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+            evaluate(late, slice(None), *whole, gradient=False)
         else:
             whole = projected_statistics(*arguments, rows_per_chunk=rows_per_chunk)
-            of_all = evaluate(slice(None), *whole)
+            of_all = evaluate(self.terms, slice(None), *whole, gradient=needs_gradient)
             if needs_gradient:
                 gradients = projected_gradients(
                     *arguments,
-                    lambda chunk, *_: tuple(
-                        None if g is None else g[chunk] for g in of_all
-                    ),
+                    lambda chunk, *_: tuple(None if g is None else g[chunk] for g in of_all),
                     rows_per_chunk=rows_per_chunk,
                 )
         loss = torch.stack(losses).sum()
-        if needs_gradient:
+        if gradients is not None:
             loss = attach_gradients(loss, gradients, kept_hidden, projection)
-        sums = {
-            name: torch.stack([chunk[name] for chunk in chunk_sums]).sum()
-            for name in weights
-        }
-        together = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return self._result(loss, sums, counts, weights, statistics(rows, *together))
+        statistics = statistics_of_rows(cells, rows, self.number_ids, self.value_table, *whole)
+        return self._result(loss, sums, counts, weights, statistics)
 
     def _result(
         self,
@@ -387,6 +377,7 @@ class Objective(nn.Module):
     def _evaluate(
         self,
         statistics: TokenStatistics,
+        terms: Sequence[LossTerm],
         totals: Mapping[Positions, Tensor] | Mapping[Positions, float],
         weights: Mapping[str, float],
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -395,7 +386,7 @@ class Objective(nn.Module):
         sums: dict[str, Tensor] = {}
         # The sum of nothing: zero, but connected to the graph.
         loss = statistics.cross_entropy[:0].sum()
-        for term in self.terms:
+        for term in terms:
             numbers_only = term.evaluated_at == "numbers"
             seen = at_numbers if numbers_only else statistics
             values = term.per_position(seen)

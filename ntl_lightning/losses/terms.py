@@ -123,8 +123,11 @@ def _reweighed(loss: Tensor, worst: Tensor | float, statistics: TokenStatistics)
 
 
 def _by_place(loss: Tensor, base: float, statistics: TokenStatistics) -> Tensor:
-    """The loss times `base ** place`."""
-    return loss if base == 1.0 else loss * torch.pow(base, statistics.place.to(loss.dtype))
+    """The loss times `base ** place`, the power kept between 1e-30 and 1e30."""
+    if base == 1.0:
+        return loss
+    most = math.floor(30 / abs(math.log10(base)))
+    return loss * torch.pow(base, statistics.place.clamp(-most, most).to(loss.dtype))
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,8 @@ class Wasserstein(LossTerm):
     place_base: float = 1.0
     """A digit's loss is multiplied by `place_base ** place`: place 0 for ones, 1 for tens, -1 for
     tenths, and 0 for a token that is a whole number by itself, such as `-3`. 1: all places alike;
-    10: by what the digit is worth, which leaves the last digits of long numbers next to nothing."""
+    10: by what the digit is worth, which leaves the last digits of long numbers next to nothing.
+    The power stays between 1e-30 and 1e30."""
 
     def __post_init__(self) -> None:
         for key in ("largest_distance", "modulus", "target_sigma"):

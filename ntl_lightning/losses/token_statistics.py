@@ -112,7 +112,8 @@ class LabelCells:
         width = value_table.shape[0]
         if can_look(labels):
             _check_range(labels, width)
-        values = value_table[labels.clamp(min=0)]
+        # Not `value_table[...]`, which would take a negative label for one counted from the end.
+        values = value_table.index_select(0, existing_ids(labels).reshape(-1)).view(labels.shape)
         is_number = ~values.isnan() & (labels != IGNORE_INDEX)
         if quantities is not None:
             is_number = is_number & quantities
@@ -126,7 +127,13 @@ class LabelCells:
                 "a loss term over whole numbers needs to know how tokens are written: pass forms="
                 "vocabulary.forms_table(), or use Objective"
             )
-        return number_runs(self.ids, self.forms, self.is_number, self.values)
+        ids, is_number, values = map(torch.atleast_1d, (self.ids, self.is_number, self.values))
+        return number_runs(ids, self.forms, is_number, values)
+
+
+def existing_ids(labels: Tensor) -> Tensor:
+    """The labels with token 0 in place of `IGNORE_INDEX`, to look something up; wrong ones stay."""
+    return torch.where(labels == IGNORE_INDEX, 0, labels)
 
 
 def _check_range(labels: Tensor, width: int) -> None:
@@ -146,7 +153,13 @@ def kept_cells(labels: Tensor, num_labels: int | None) -> tuple[Tensor, Tensor] 
     """
     ignored = labels.reshape(-1) == IGNORE_INDEX
     if can_look(labels):
-        return (~ignored).nonzero().squeeze(-1), ignored.nonzero().squeeze(-1)
+        kept = (~ignored).nonzero().squeeze(-1)
+        if num_labels is not None and num_labels != len(kept):
+            raise ValueError(
+                f"num_labels={num_labels}, but {len(kept)} labels are not {IGNORE_INDEX}; count "
+                "the labels as they are given here (of a causal model, after the shift)"
+            )
+        return kept, ignored.nonzero().squeeze(-1)
     if num_labels is None:
         return None
     order = ignored.to(torch.uint8).argsort(stable=True)
@@ -284,10 +297,7 @@ class TokenStatistics:
         # On a CPU `index_select` and its backward are several times faster than indexing.
         return replace(
             self,
-            **{
-                name: getattr(self, name).index_select(0, positions)
-                for name in _PER_POSITION
-            },
+            **{name: getattr(self, name).index_select(0, positions) for name in _PER_POSITION},
         )
 
     def at_numbers(self) -> "TokenStatistics":
@@ -428,9 +438,7 @@ def token_statistics(
     scores = logits.reshape(-1, width)
     split = kept_cells(labels, num_labels)
     # Copying the kept rows out pays only where most rows have no label.
-    selected = (
-        split[0] if split is not None and 2 * len(split[0]) < len(scores) else None
-    )
+    selected = split[0] if split is not None and 2 * len(split[0]) < len(scores) else None
     ignored = None if selected is not None or split is None else split[1]
     cell_ids = labels.reshape(-1)
     with torch.autocast(logits.device.type, enabled=False):
@@ -469,7 +477,7 @@ class _TokenStatistics(torch.autograd.Function):
         if selected is not None:
             labels = labels.index_select(0, selected)
         is_label = labels != IGNORE_INDEX
-        labels = labels.clamp(min=0)
+        labels = existing_ids(labels)
         compute_dtype = torch.promote_types(logits.dtype, torch.float32)
         number_logits = scores.index_select(1, number_ids).to(compute_dtype)
         label_logits = at_labels(scores, labels).to(compute_dtype)
@@ -481,9 +489,7 @@ class _TokenStatistics(torch.autograd.Function):
             probabilities = scores.detach() if reuse else torch.empty_like(scores)
             peak = scores.detach().amax(-1)
             torch.softmax(scores.detach(), -1, out=probabilities)
-            log_partition, cross_entropy = from_softmax(
-                probabilities, peak, label_logits
-            )
+            log_partition, cross_entropy = from_softmax(probabilities, peak, label_logits)
         else:
             log_partition = torch.empty_like(label_logits)
             cross_entropy = torch.empty_like(label_logits)
@@ -540,13 +546,9 @@ class _TokenStatistics(torch.autograd.Function):
         if ctx.probabilities is not None:
             grad = ctx.probabilities.mul_(scale.unsqueeze(-1))
             ctx.probabilities = None
-            add_at_single_tokens(
-                grad, ctx.labels, ctx.number_ids, grad_cross_entropy, grad_numbers
-            )
+            add_at_single_tokens(grad, ctx.labels, ctx.number_ids, grad_cross_entropy, grad_numbers)
         else:
-            scores = (
-                logits if ctx.selected is None else logits.index_select(0, ctx.selected)
-            )
+            scores = logits if ctx.selected is None else logits.index_select(0, ctx.selected)
             reuse = ctx.overwrite_logits or ctx.selected is not None
             grad = scores if reuse else torch.empty_like(scores)
             size = scratch_rows(scores.shape[-1], log_partition.dtype, scores.device)

@@ -45,6 +45,7 @@ RefusalReason = Literal[
 SPACE_MARKS = ("▁", "Ġ", " ")
 
 _UNBOUNDED_WARNING_FROM = 1e4
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 _DIGIT_RUN = re.compile(r"[0-9]+")
 _ASCII_DIGIT = re.compile(r"[0-9]")
@@ -130,8 +131,11 @@ class NumberVocabulary:
                 f"a tokenizer that belongs to this model."
             )
         for token, value in zip(self.tokens, self.values, strict=True):
-            if not math.isfinite(value):
-                raise ValueError(f"The value of token {token!r} must be finite, got {value}.")
+            if not abs(value) <= _LARGEST_FLOAT32:
+                raise ValueError(
+                    f"The value of token {token!r} must be finite in float32, in which losses are "
+                    f"computed, got {value}."
+                )
         if self.forms and len(self.forms) != 3 * self.width:
             raise ValueError(
                 f"`forms` must hold 3 bytes per token, {3 * self.width}, got {len(self.forms)}."
@@ -433,7 +437,7 @@ def _read(text: str, kind: NumberKind, largest: float | None) -> float | Refusal
     if len(text) > 1 and kind == "digits":
         return "several digits"
     value = float(text) + 0.0  # `-0` is 0.0
-    if not math.isfinite(value):
+    if not abs(value) <= _LARGEST_FLOAT32:
         return "infinite or not a number"
     if largest is not None and abs(value) > largest:
         return "above `largest`"

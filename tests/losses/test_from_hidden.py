@@ -155,11 +155,13 @@ def test_labels_without_numbers_leave_cross_entropy_alone():
     assert result.parts["ntl_was"].item() == 0
 
 
-def test_without_gradients_the_value_is_the_same():
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("terms", [TERMS, [*TERMS, Joined()]], ids=len)
+def test_without_gradients_the_value_is_the_same(mode, terms):
     hidden, weight, bias, labels = batch()
-    objective = Objective([*TERMS, Joined()], VOCABULARY)
+    objective = Objective(terms, VOCABULARY)
     want = objective.from_hidden(hidden, weight, labels, bias).loss
-    with torch.no_grad():
+    with mode():
         got = objective.from_hidden(hidden, weight, labels, bias).loss
     assert not got.requires_grad
     assert got.item() == pytest.approx(want.item(), rel=1e-12)
@@ -211,6 +213,28 @@ def test_denominators_without_what_a_term_needs_are_named():
         Objective([Joined()], VOCABULARY).from_hidden(
             hidden, weight, labels, denominators={"tokens": 3, "numbers": 2}
         )
+
+
+def test_a_joining_term_that_is_only_logged_costs_no_second_pass(monkeypatch):
+    objective_module = importlib.import_module("ntl_lightning.losses.objective")
+
+    def never(*args, **options):
+        raise AssertionError("a second pass through the output matrix")
+
+    monkeypatch.setattr(objective_module, "projected_statistics", never)
+    logged = dataclasses.replace(Joined(), weight=0.0)
+    answers = both_ways([*TERMS, logged], {"rows_per_chunk": 4})
+    assert_same(answers, rtol=1e-10, atol=1e-12)
+    assert answers[0][0].parts["joined"] > 0
+    with pytest.raises(AssertionError, match="second pass"):
+        both_ways([*TERMS, Joined()])
+
+
+@pytest.mark.parametrize("number", [3, 10_000])
+def test_a_wrong_number_of_labels_is_named_where_it_can_be_known(number):
+    hidden, weight, _, labels = batch()
+    with pytest.raises(ValueError, match=f"num_labels={number}, but"):
+        Objective(TERMS, VOCABULARY).from_hidden(hidden, weight, labels, num_labels=number)
 
 
 # Off the CPU, where nobody may look at a tensor's values without waiting for the device.
@@ -269,6 +293,17 @@ def test_a_device_that_is_not_asked_computes_the_same_from_hidden_states(known, 
     torch.testing.assert_close(got_gradients, want_gradients, rtol=1e-10, atol=1e-12)
 
 
+def test_a_negative_label_that_is_not_the_ignored_one_is_never_taken_for_a_token(monkeypatch):
+    do_not_look(monkeypatch)
+    hidden, weight, bias, labels = batch()
+    labels[0, 0] = -1
+    objective = Objective(TERMS, VOCABULARY)
+    with pytest.raises((RuntimeError, IndexError), match=r"index out of range|out of bounds"):
+        objective(hidden @ weight.T + bias, labels)
+    with pytest.raises((RuntimeError, IndexError), match=r"index out of range|out of bounds"):
+        objective.from_hidden(hidden, weight, labels, bias)
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_a_row_without_label_or_number_cannot_spoil_the_others_on_such_a_device(
     broken, monkeypatch
@@ -297,7 +332,7 @@ def test_the_terms_trace_without_a_break(terms):
     totals = objective.count(labels)
 
     def evaluate(statistics):
-        return objective._evaluate(statistics, totals, weights)[0]
+        return objective._evaluate(statistics, objective.terms, totals, weights)[0]
 
     torch._dynamo.reset()
     got = torch.compile(evaluate, fullgraph=True, backend="eager")(statistics)

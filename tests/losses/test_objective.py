@@ -12,7 +12,9 @@ from ntl_lightning.losses import (
     ExpectedValue,
     LinearWarmup,
     LossTerm,
+    NumberLevel,
     Objective,
+    SmoothedCrossEntropy,
     TokenStatistics,
     Wasserstein,
 )
@@ -325,6 +327,33 @@ def test_a_term_of_weight_zero_is_logged_and_has_no_gradient_even_if_it_overflow
     assert result.loss.isfinite()
     torch.testing.assert_close(both_logits.grad, alone_logits.grad)
     assert both_logits.grad.abs().sum() > 0
+
+
+def test_an_infinite_term_of_weight_zero_does_not_reach_the_logged_loss(v15):
+    logits = torch.zeros(1, 15)
+    logits[0, 6] = -math.inf
+    objective = Objective([CrossEntropy(), SmoothedCrossEntropy(weight=0.0)], v15)
+    result = objective(logits, torch.tensor([5]))
+    assert result.parts["smoothed_cross_entropy"].isinf()
+    assert result.value.item() == pytest.approx(math.log(14), rel=1e-6)
+    assert objective.combine(result.parts, 0).item() == pytest.approx(math.log(14), rel=1e-6)
+
+
+def test_a_single_label_needs_no_dimension(v15):
+    objective = Objective([CrossEntropy(), NumberLevel()], v15)
+    result = objective(torch.zeros(15), torch.tensor(9))
+    assert result.parts["cross_entropy"].item() == pytest.approx(math.log(15), rel=1e-6)
+    assert result.parts["number_level"].item() == pytest.approx(0.5 / (4.5 + 4 + 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("base", [10.0, 0.1])
+@pytest.mark.parametrize("term", [Wasserstein, ExpectedValue])
+def test_a_weight_by_place_does_not_overflow_on_long_numbers(term, base, v15):
+    logits = one_hot([6] * 400, strength=60.0).requires_grad_()
+    result = alone(term(place_base=base), v15)(logits, torch.full((400,), 6))
+    result.loss.backward()
+    assert result.loss.isfinite()
+    assert logits.grad.isfinite().all()
 
 
 @dataclass(frozen=True)

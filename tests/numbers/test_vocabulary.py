@@ -1,7 +1,6 @@
 import functools
 import math
 import re
-import time
 from decimal import Decimal
 
 import pytest
@@ -192,12 +191,6 @@ class TestRealTokenizers:
         before = state()
         NumberVocabulary.from_tokenizer(tokenizer)
         assert state() == before
-
-    def test_the_largest_vocabulary_takes_under_two_seconds(self, real_tokenizer):
-        tokenizer = real_tokenizer("gemma3")
-        start = time.process_time()
-        NumberVocabulary.from_tokenizer(tokenizer)
-        assert time.process_time() - start < 2
 
 
 class TestRules:
@@ -666,6 +659,7 @@ class TestErrorsAndWarnings:
             ({-100: 1.0}, 5, "not negative"),
             ({1: math.inf}, 5, "value of token 'inf' must be finite"),
             ({1: math.nan}, 5, "must be finite"),
+            ({1: 1e39}, 5, "must be finite in float32"),
         ],
     )
     def test_wrong_values_by_hand(self, values, width, message):
