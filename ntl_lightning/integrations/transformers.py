@@ -74,6 +74,7 @@ class NumberAwareLoss:
         self._trainer: Any = None
         self._shifts = False
         self._totals: dict[Positions, float] = {}
+        self._num_batches = 0
         self._batches_left = 0
         self._steps_since_log = 0
         self._training = _Sums()
@@ -116,7 +117,8 @@ class NumberAwareLoss:
     def attach(self, trainer: "Trainer") -> Self:
         """Count the labels of this trainer's optimizer steps, and write the terms into its logs.
 
-        Wraps `get_batch_samples`, `log` and `evaluation_loop` of this one trainer.
+        Wraps `get_batch_samples`, `log` and `evaluation_loop` of this one trainer, and adds a
+        callback to it.
 
         Raises:
             ValueError: If the trainer was made without `compute_loss_func`, belongs to another
@@ -136,6 +138,7 @@ class NumberAwareLoss:
         hooked.get_batch_samples = self._with_counts(trainer.get_batch_samples)
         hooked.log = self._with_training_terms(trainer.log)
         hooked.evaluation_loop = self._with_evaluation_terms(trainer.evaluation_loop)
+        trainer.add_callback(_training_callback(self))
         return self
 
     def _check(self, trainer: Any, model: Any) -> None:
@@ -198,6 +201,21 @@ class NumberAwareLoss:
 
         return counted
 
+    def _start_training(self) -> None:
+        """Forget what a run left behind that ended between two loggings, or was interrupted."""
+        self._totals = {}
+        self._num_batches = self._batches_left = self._steps_since_log = 0
+        self._training.clear()
+
+    def _check_called(self) -> None:
+        """Refuse an optimizer step in which the trainer took its loss from elsewhere."""
+        if self._trainer.compute_loss_func is self and self._batches_left == self._num_batches:
+            raise RuntimeError(
+                f"compute_loss of {type(self._trainer).__name__} does not call the loss, so the "
+                "training would be without it; let it return super().compute_loss(...), or call "
+                "self.compute_loss_func(outputs, labels, num_items_in_batch=...) there"
+            )
+
     def _start_step(self, batches: Sequence[Mapping[str, Tensor]], device: torch.device) -> None:
         """Count the labels of all batches of an optimizer step."""
         for batch in batches:
@@ -215,7 +233,7 @@ class NumberAwareLoss:
             gathered = self._trainer.accelerator.gather(totals).view(-1, len(names))
             totals = gathered.sum(0) / (len(gathered) / num_processes)
         self._totals = dict(zip(names, totals.tolist(), strict=True))
-        self._batches_left = len(batches)
+        self._num_batches = self._batches_left = len(batches)
         self._steps_since_log += 1
         self._training.add({"number_tokens": self._totals["numbers"]})
 
@@ -378,6 +396,20 @@ class _Sums:
         self.clear()
         totals = accelerator.gather(stacked).view(-1, len(names)).sum(0)
         return dict(zip(names, totals.tolist(), strict=True))
+
+
+def _training_callback(loss: NumberAwareLoss) -> Any:
+    # transformers is imported when a trainer is there, not with this module.
+    from transformers import TrainerCallback
+
+    class Training(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            loss._start_training()
+
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            loss._check_called()
+
+    return Training()
 
 
 def _is_encoder_decoder(model: Any) -> bool:

@@ -14,6 +14,7 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
@@ -44,14 +45,13 @@ def arguments(folder, batch_size, accumulated, **settings):
         gradient_accumulation_steps=accumulated,
         per_device_eval_batch_size=3,
         optim="sgd",
-        learning_rate=1e-3,
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
         save_strategy="no",
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
-        **{"num_train_epochs": 1, "logging_steps": 1, **settings},
+        **{"num_train_epochs": 1, "logging_steps": 1, "learning_rate": 1e-3, **settings},
     )
 
 
@@ -159,6 +159,27 @@ def test_logs_hold_the_terms_since_the_last_logging_and_they_add_up_to_the_loss(
         assert entry["number_tokens"] == pytest.approx(NUM_NUMBERS / 4)
     assert len({entry["ntl_was"] for entry in logs}) == 3
     assert not any("ntl_was" in e for e in trainer.state.log_history if "train_loss" in e)
+
+
+class Interrupt(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        raise KeyboardInterrupt
+
+
+def test_a_second_training_logs_its_own_steps_alone(tmp_path):
+    settings = {"num_train_epochs": 3, "logging_steps": 5, "learning_rate": 0.0}
+    trainer, _ = trained(tmp_path, "llama", 2, 2, **settings)
+    interrupt = Interrupt()
+    trainer.add_callback(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(interrupt)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in logs] == [5, 10]
+    for entry in logs:
+        total = entry["cross_entropy"] + 0.3 * entry["ntl_was"]
+        assert entry["loss"] == pytest.approx(total, rel=1e-5)
 
 
 def test_schedules_follow_the_optimizer_steps(tmp_path):
@@ -382,6 +403,31 @@ def test_a_batch_looked_at_outside_a_step_needs_no_grad(tmp_path):
         trainer.compute_loss(trainer.model, collate("llama")(examples("llama")))
     with torch.no_grad():
         assert trainer.compute_loss(trainer.model, collate("llama")(examples("llama"))) > 0
+
+
+class TakesTheModelsLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def test_a_trainer_that_never_calls_the_loss_is_stopped_before_its_first_step(tmp_path):
+    loss = loss_for()
+    trainer = trainer_of(tmp_path, "llama", loss, TakesTheModelsLoss)
+    loss.attach(trainer)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(RuntimeError, match="compute_loss of TakesTheModelsLoss does not call"):
+        trainer.train()
+    for parameter, old in zip(trainer.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+
+
+def test_a_trainer_may_go_over_to_another_loss(tmp_path):
+    trainer, _ = trained(tmp_path, "llama", 4, 4)
+    trainer.compute_loss_func = loss_for()
+    trainer.compute_loss_func.attach(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 class ScaledAgain(Trainer):
