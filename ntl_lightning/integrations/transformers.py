@@ -330,10 +330,26 @@ class NumberAwareLoss:
         return result.loss * scale
 
     def _evaluate(self, logits: Tensor, labels: Tensor) -> Tensor:
-        result = self.objective(logits, labels, step=self._trainer.state.global_step)
-        self._evaluation.add(result.sums)
-        self._evaluation.add({f"number of {over}": n for over, n in result.counts.items()})
+        step = self._trainer.state.global_step
+        result = counted = self.objective(logits, labels, step=step)
+        num_own = self._num_rows_of_the_set(len(labels))
+        if num_own < len(labels):
+            labels = labels.clone()
+            labels[num_own:] = IGNORE_INDEX
+            counted = self.objective(logits, labels, step=step)
+        self._evaluation.add(counted.sums)
+        self._evaluation.add({f"number of {over}": n for over, n in counted.counts.items()})
         return result.loss
+
+    def _num_rows_of_the_set(self, num_rows: int) -> int:
+        """Rows of a batch before those that accelerate repeats to fill the set's last batch."""
+        accelerator = self._trainer.accelerator
+        state = accelerator.gradient_state
+        if accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+            return num_rows
+        # Tensor-parallel processes share their rows, and follow each other.
+        rank = accelerator.process_index // self._trainer.get_tp_size()
+        return min(max(state.remainder - rank * num_rows, 0), num_rows)
 
     def _with_training_terms(self, log: Callable[..., None]) -> Callable[..., None]:
         def logged(logs: dict[str, float], start_time: float | None = None) -> None:

@@ -276,6 +276,10 @@ def test_evaluation_between_the_steps_leaves_training_as_it_is(tmp_path):
         assert torch.equal(one, other)
 
 
+EVALUATED = (16, 13, 10, 4)
+"""Examples that two processes take by threes: the last batches are filled with 2, 5, 2 and 2."""
+
+
 def _rank(rank, port, folder):
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
@@ -288,7 +292,11 @@ def _rank(rank, port, folder):
     for average in (True, False):
         settings = {"ddp_backend": "gloo", "average_tokens_across_devices": average}
         trainer, gradients = trained(f"{folder}/{rank}", "llama", 2, 4, **settings)
-        metrics = trainer.evaluate(examples("llama"))
+        metrics = {"eval_loss": trainer.evaluate(examples("llama"))["eval_loss"]}
+        trainer.model.load_state_dict(tiny_model("llama").state_dict())
+        for number in EVALUATED:
+            terms = trainer.evaluate(examples("llama", TEXTS[:number]))
+            metrics[number] = terms["eval_ntl_was"]
         batch = collate("llama")(examples("llama"))
         with torch.no_grad():
             outputs = trainer.model(**batch)
@@ -321,8 +329,10 @@ def test_two_processes_give_the_gradient_of_the_whole(tmp_path, free_port):
             assert logged["number_tokens"] == NUM_NUMBERS / 2
         # The Trainer multiplies by the processes where it has a count, and not else (as TRL does).
         assert metrics["alone"] == metrics["in the Trainer"] * (2 if average else 1)
+        for number in EVALUATED:
+            _, expected = evaluated_by_hand(tiny_model("llama"), "llama", TEXTS[:number], 3)
+            assert metrics[number] == pytest.approx(expected, rel=1e-6)
         # Not multiplied by the processes; after one step of learning rate 1e-3 nearly the same.
-        assert metrics["eval_ntl_was"] == pytest.approx(ntl_was, rel=0.02)
         assert metrics["eval_loss"] == pytest.approx(logged["loss"], rel=0.1)
 
 
