@@ -5,6 +5,7 @@ averaged over the numbers needs another one; divided by its own batch's numbers 
 the more batches are accumulated. So the loss is attached to its trainer and counts for itself.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -77,6 +78,7 @@ class NumberAwareLoss:
         self._num_batches = 0
         self._batches_left = 0
         self._steps_since_log = 0
+        self._has_warned = False
         self._training = _Sums()
         self._evaluation = _Sums()
 
@@ -129,6 +131,7 @@ class NumberAwareLoss:
         if self._trainer is not None:
             raise ValueError("this loss is attached to another trainer; make one for each trainer")
         model = trainer.accelerator.unwrap_model(trainer.model)
+        self._check_adapter(model)
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
         self._check(trainer, model)
@@ -169,8 +172,31 @@ class NumberAwareLoss:
                 f"{type(trainer).__name__}.loss_is_scaled_for_ga is False, so the loss would be "
                 "divided by the accumulation steps a second time; set it to None or True"
             )
+        if args.use_liger_kernel and (args.liger_kernel_config or {}).get(
+            "fused_linear_cross_entropy", True
+        ):
+            raise ValueError(
+                "use_liger_kernel=True gives the loss no logits in evaluation; set "
+                'liger_kernel_config={"fused_linear_cross_entropy": False}'
+            )
         if self.overwrite_logits:
             self._check_nobody_reads_the_logits(trainer, model)
+
+    @staticmethod
+    def _check_adapter(model: Any) -> None:
+        config = getattr(model, "active_peft_config", None)
+        if config is None or not config.is_prompt_learning:
+            return
+        without_logits = ["PREFIX_TUNING", "CARTRIDGE"]
+        if _is_encoder_decoder(model):
+            # Their tokens are the encoder's alone.
+            without_logits += ["PROMPT_TUNING", "P_TUNING"]
+        if config.peft_type not in without_logits:
+            raise ValueError(
+                f"{type(config).__name__} puts {config.num_virtual_tokens} virtual tokens before "
+                "the text, so the model's logits are not beside the labels; use prefix tuning, "
+                "whose virtual tokens have no logits, or LoRA"
+            )
 
     @staticmethod
     def _check_nobody_reads_the_logits(trainer: Any, model: Any) -> None:
@@ -308,9 +334,10 @@ class NumberAwareLoss:
     def _train(self, logits: Tensor, labels: Tensor, scale: int) -> Tensor:
         if self._batches_left == 0:
             raise RuntimeError(
-                "NumberAwareLoss was called in training outside its trainer's step, or more than "
-                "once for a batch: the counts to divide by are not known. To look at the loss of a "
-                "batch, use torch.no_grad() or loss.objective"
+                "NumberAwareLoss was called in training outside its trainer's step, more than once "
+                "for a batch, or by another trainer than the one that it is attached to: the "
+                "counts to divide by are not known. To look at the loss of a batch, use "
+                "torch.no_grad() or loss.objective; for another trainer make another loss"
             )
         self._batches_left -= 1
         result = self.objective(
@@ -377,6 +404,8 @@ class NumberAwareLoss:
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
             sums = self._evaluation.pop(self._trainer.accelerator)
+            if not sums and f"{metric_key_prefix}_loss" in output.metrics:
+                self._warn_of_another_loss(metric_key_prefix)
             for term in self.objective.terms if sums else ():
                 count = sums[f"number of {term.averaged_over}"]
                 average = sums[term.name] / count if count else 0.0
@@ -384,6 +413,17 @@ class NumberAwareLoss:
             return output
 
         return evaluated
+
+    def _warn_of_another_loss(self, prefix: str) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{type(self._trainer).__name__} does not call the loss in evaluation (none does with "
+            f"predict_with_generate=True): {prefix}_loss is the model's own loss, and there is no "
+            f"{prefix}_{self.objective.terms[0].name}",
+            stacklevel=2,
+        )
 
 
 class _Sums:

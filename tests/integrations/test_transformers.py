@@ -231,7 +231,7 @@ def test_evaluation_averages_each_batch_and_the_terms_over_the_set(tmp_path, kin
 
 
 def test_an_evaluation_that_generates_has_the_models_own_loss_and_no_terms(tmp_path):
-    """The Trainer then asks no loss function."""
+    """The Trainer then asks no loss function, which is said once."""
     model = tiny_model("t5")
     loss = loss_for()
     trainer = Seq2SeqTrainer(
@@ -249,7 +249,9 @@ def test_an_evaluation_that_generates_has_the_models_own_loss_and_no_terms(tmp_p
         compute_metrics=lambda predictions: {},
     )
     loss.attach(trainer)
-    metrics = trainer.evaluate(examples("t5", TEXTS[:3]))
+    with pytest.warns(UserWarning, match="eval_loss is the model's own loss, and there is no"):
+        metrics = trainer.evaluate(examples("t5", TEXTS[:3]))
+    assert trainer.evaluate(examples("t5", TEXTS[:3]))["eval_loss"] == metrics["eval_loss"]
     batch = collate("t5")(examples("t5", TEXTS[:3]))
     assert metrics["eval_loss"] == pytest.approx(model(**batch).loss.item(), rel=1e-5)
     assert not any("ntl_was" in name for name in metrics)
@@ -403,7 +405,7 @@ def test_a_loss_belongs_to_one_trainer(tmp_path):
 def test_a_loss_used_by_another_trainer_than_its_own_says_so(tmp_path):
     loss = loss_for()
     loss.attach(trainer_of(tmp_path, "llama", loss))
-    with pytest.raises(RuntimeError, match="outside its trainer's step"):
+    with pytest.raises(RuntimeError, match="or by another trainer than the one"):
         trainer_of(tmp_path, "llama", loss).train()
 
 
@@ -463,6 +465,18 @@ def test_settings_that_contradict_the_loss_are_refused(tmp_path, cls, settings, 
         loss.attach(trainer_of(tmp_path, "llama", loss, cls, **arguments))
 
 
+def test_liger_is_taken_without_the_loss_that_leaves_the_logits_out(tmp_path):
+    loss = loss_for()
+    trainer = trainer_of(tmp_path, "llama", loss)
+    # The Trainer asks for the package when it is made, not later.
+    trainer.args.use_liger_kernel = True
+    with pytest.raises(ValueError, match="set liger_kernel_config="):
+        loss.attach(trainer)
+    trainer.args.liger_kernel_config = {"fused_linear_cross_entropy": False}
+    loss.attach(trainer)
+    assert trainer.evaluate(examples("llama"))["eval_ntl_was"] > 0
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -479,6 +493,40 @@ def test_parallel_ways_that_it_does_not_know_are_refused(
     monkeypatch.setattr(trainer, name, value)
     with pytest.raises(ValueError, match=message):
         loss.attach(trainer)
+
+
+# peft calls transformers by names that it has renamed.
+renamed = pytest.mark.filterwarnings("ignore:.*. is deprecated and will be:FutureWarning")
+
+
+def with_virtual_tokens(kind, name):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    task = "SEQ_2_SEQ_LM" if kind == "t5" else "CAUSAL_LM"
+    config = getattr(peft, name)(task_type=task, num_virtual_tokens=3)
+    return peft.get_peft_model(tiny_model(kind), config)
+
+
+@renamed
+@pytest.mark.parametrize("name", ["PromptTuningConfig", "PromptEncoderConfig"])
+def test_virtual_tokens_before_the_text_are_refused(tmp_path, name):
+    loss = loss_for()
+    trainer = trainer_of(tmp_path, "llama", loss, model=with_virtual_tokens("llama", name))
+    with pytest.raises(ValueError, match=f"{name} puts 3 virtual tokens .* use prefix tuning"):
+        loss.attach(trainer)
+
+
+@renamed
+@pytest.mark.parametrize(
+    ("kind", "name"), [("llama", "PrefixTuningConfig"), ("t5", "PromptTuningConfig")]
+)
+def test_virtual_tokens_that_have_no_logits_train(tmp_path, kind, name):
+    loss = loss_for()
+    trainer = trainer_of(tmp_path, kind, loss, model=with_virtual_tokens(kind, name))
+    loss.attach(trainer)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    total = logged["cross_entropy"] + 0.3 * logged["ntl_was"]
+    assert logged["loss"] == pytest.approx(total, rel=1e-5)
 
 
 def test_capped_logits_are_not_overwritten(tmp_path):
