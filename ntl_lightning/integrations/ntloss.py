@@ -1,17 +1,21 @@
 """`NTLoss`, `NTLossDotProduct` and `NumberLevelLoss` for those who used the PyPI package `ntloss`.
 
-Same names, arguments, defaults and meaning as in version 0.3.2, so that changing the import is all:
+Arguments, defaults and meaning of the three are as in version 0.3.2, so that changing the import
+is all:
 
     from ntl_lightning.integrations.ntloss import NTLoss
+
+Nothing else of the package is here: no `NumberLevelLossLooped`, and of the losses' attributes only
+the arguments, not the tables `number_values`, `is_number_token` or `dist_lookup`.
 
 Values and gradients are the package's, except where these go wrong:
 
 - The tokenizer is never changed; the package adds digits to it as tokens, after which it cuts and
   decodes text differently. To train on single digits, cut the data with
   `ntl_lightning.numbers.digit_level_copy(tokenizer)`.
-- A digit with a space mark (`▁5`, `Ġ5`) is a number token too. With the tokenizer left as it is
-  there are such labels, and the package would not see them. What only `float` takes for a number
-  (`1_000`, `1e5`, digits of other scripts) is none.
+- A digit with a space mark (`▁5`, `Ġ5`) or WordPiece's continuing prefix (`##5`) is a number token
+  too. With the tokenizer left as it is there are such labels, and the package would not see them.
+  What only `float` takes for a number (`1_000`, `1e5`, digits of other scripts) is none.
 - Logits may be wider than the tokenizer, as those of T5 and Qwen are.
 - Without a number in the labels the loss is 0 and connected to the graph: `backward` works.
 - Results are float32 for bfloat16 and float16 logits, computed in float32: token values beyond 256

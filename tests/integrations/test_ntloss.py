@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loguru import logger
+from tokenizers import Tokenizer, decoders, models
 from torch.nn import functional
+from transformers import PreTrainedTokenizerFast
 
 from ntl_lightning.integrations import ntloss as ours
 from tests.integrations.tiny import DIGITS, WORDS, tiny_tokenizer
@@ -371,6 +373,19 @@ def test_the_losses_read_what_the_docstring_says():
     joined = torch.tensor([[error(4999.5, 1234), 0, 0, 0, 0, 0, error(4.5, 5), 0]])
     torch.testing.assert_close(numbers(False), apart)
     torch.testing.assert_close(numbers(True), joined)
+
+
+def test_wordpieces_within_a_word_are_number_tokens():
+    pieces = {name: i for i, name in enumerate(["[UNK]", *DIGITS, *(f"##{d}" for d in DIGITS)])}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    labels = torch.tensor([fast("42").input_ids])
+    assert fast.convert_ids_to_tokens(labels[0]) == ["4", "##2"]
+    loss = ours.NTLoss(fast, reweigh=False)
+    losses = loss(torch.zeros(1, 2, len(pieces)), labels, reduction="none")
+    # All digits are equally likely; their mean distances from 4 and from 2.
+    torch.testing.assert_close(losses, torch.tensor([[2.5, 3.1]]))
 
 
 # What is refused
