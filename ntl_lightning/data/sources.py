@@ -103,8 +103,8 @@ class JsonLines(Source):
         """Check what can be checked without the file.
 
         Raises:
-            ValueError: If `max_examples` is not positive, or `not_quantities` names columns of a
-                target that is null.
+            ValueError: If `max_examples` is not positive, or `not_quantities` is a text alone or
+                names columns of a target that is null.
         """
         _check_max_examples("JsonLines", self.max_examples)
         _check_not_quantities("JsonLines", self.not_quantities, self.target)
@@ -155,7 +155,8 @@ class Csv(Source):
 
         Raises:
             ValueError: If the delimiter is not one usable character, `max_examples` is not
-                positive, or `not_quantities` names columns of a target that is null.
+                positive, or `not_quantities` is a text alone or names columns of a target that is
+                null.
         """
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise ValueError(
@@ -339,6 +340,11 @@ def _check_max_examples(source: str, max_examples: int | None) -> None:
 
 
 def _check_not_quantities(source: str, columns: Collection[str], target: str | None) -> None:
+    if isinstance(columns, str):
+        raise ValueError(
+            f"{source}.not_quantities must be a list of columns, got {columns!r} alone. Write "
+            f"[{columns}], in Python ({columns!r},)."
+        )
     if columns and target is None:
         raise ValueError(
             f"{source}.not_quantities names columns of the target, but {source}.target is null. "

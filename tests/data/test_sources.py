@@ -323,6 +323,12 @@ def test_columns_of_no_target_cannot_be_marked(kind):
         kind("x", "q", None, not_quantities=("room",))
 
 
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+def test_a_text_is_not_taken_for_the_list_of_its_letters(kind):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\.not_quantities .* 'room' alone"):
+        kind("x", "q", "{room}: {t}", not_quantities="room")
+
+
 @given(st.lists(st.tuples(st.text(max_size=3), st.sampled_from("abc"), st.text(max_size=3))))
 def test_spans_of_a_template_hold_the_values_of_its_fields(pieces):
     template = TextTemplate((*((text, field) for text, field, _ in pieces), ("end", None)))
