@@ -2,6 +2,9 @@
 
     python benchmarks/loss_cost.py --csv loss_cost.csv
 
+`hidden_cost.py` asks the same from the hidden states on, the product with the output matrix
+included.
+
 N positions, V vocabulary, K number tokens, f the share of positions whose label is a number.
 
 Time. In every round each candidate runs once, in random order, in this one process, on the same
@@ -46,8 +49,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -87,9 +91,16 @@ class Setting:
         """Size of one logits tensor."""
         return self.rows * self.width * getattr(torch, self.dtype).itemsize
 
+    def problem(self) -> "Problem":
+        """The tensors of this size."""
+        return Problem(self)
+
 
 class Problem:
     """Logits, labels and number tokens of a setting; always the same for the same setting."""
+
+    kept_bytes = 0
+    """Of the results, what is no extra memory."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -183,6 +194,39 @@ def ours(problem: Problem, *, terms: Sequence[LossTerm], overwrite: bool) -> Los
     return lambda logits, labels: objective(logits, labels, overwrite_logits=overwrite).loss
 
 
+def integration(problem: Problem) -> LossFunction:
+    """Ours as the loss function of a Hugging Face Trainer, its counting of the labels included."""
+    import tempfile
+
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    from ntl_lightning.integrations.transformers import NumberAwareLoss
+
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=problem.setting.width,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+        )
+    )
+    # The logits are aligned with the labels here, and nobody reads them after the loss.
+    loss = NumberAwareLoss(BOTH, problem.vocabulary(), shift_labels=False, overwrite_logits=True)
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(), report_to="none", use_cpu=problem.setting.device == "cpu"
+    )
+    trainer = Trainer(model=model, args=arguments, compute_loss_func=loss)
+    loss.attach(trainer)
+
+    def call(logits: Tensor, labels: Tensor) -> Tensor:
+        batches = iter([{"labels": labels}])
+        _, num_items = trainer.get_batch_samples(batches, 1, labels.device)
+        return loss((logits,), labels, num_items)
+
+    return call
+
+
 def compiled(problem: Problem) -> LossFunction:
     return torch.compile(cross_entropy)
 
@@ -248,6 +292,7 @@ OURS_OVERWRITTEN = Candidate(
 OURS_CE_OVERWRITTEN = Candidate(
     "ours, CE, overwritten", "CE", partial(ours, terms=(CrossEntropy(),), overwrite=True)
 )
+INTEGRATION = Candidate("ours in the Hugging Face Trainer", "CE + NTL-WAS", integration)
 COMPILED_CE = Candidate("torch.compile, CE", "CE", compiled, low_precision=True)
 COMPILED_NTL = Candidate(
     "torch.compile, CE + gathered NTL-WAS", "CE + NTL-WAS", compiled_with_ntl, low_precision=True
@@ -261,6 +306,7 @@ CANDIDATES = (
     OURS_NEW_BUFFER,
     OURS_OVERWRITTEN,
     OURS_CE_OVERWRITTEN,
+    INTEGRATION,
 )
 COMPILED = (COMPILED_CE, COMPILED_NTL)
 
@@ -331,10 +377,10 @@ def synchronize(device: str) -> None:
 
 
 def times(
-    functions: Mapping[Candidate, LossFunction], problem: Problem, rounds: int
-) -> dict[Candidate, list[float]]:
+    functions: Mapping[Any, Callable[..., Tensor]], problem: Any, rounds: int
+) -> dict[Any, list[float]]:
     """Seconds of each candidate in each round."""
-    seconds: dict[Candidate, list[float]] = {candidate: [] for candidate in functions}
+    seconds: dict[Any, list[float]] = {candidate: [] for candidate in functions}
     order = random.Random(0)
     for number in range(WARM_UP_ROUNDS + rounds):
         for candidate in order.sample(list(functions), len(functions)):
@@ -358,13 +404,13 @@ def _resident_bytes(field: Literal["VmRSS", "VmHWM"]) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def measure_extra_memory(candidate: Candidate, setting: Setting, threads: int) -> float:
+def measure_extra_memory(candidate: Any, setting: Any, threads: int) -> float:
     """Extra peak memory in logits tensors; for a process that does nothing else."""
     torch.set_num_threads(threads)
     if setting.device == "cpu":
         # By default glibc keeps freed blocks, up to a size that grows with what was freed before.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
-    problem = Problem(setting)
+    problem = setting.problem()
     loss_function = candidate.build(problem)
     problem.run(loss_function)
     problem.refill()
@@ -380,10 +426,10 @@ def measure_extra_memory(candidate: Candidate, setting: Setting, threads: int) -
         before = _resident_bytes("VmRSS")
         problem.run(loss_function)
         peak = _resident_bytes("VmHWM")
-    return (peak - before) / setting.bytes_of_logits
+    return (peak - before - problem.kept_bytes) / setting.bytes_of_logits
 
 
-def extra_memory(candidate: Candidate, setting: Setting, threads: int) -> float | None:
+def extra_memory(candidate: Any, setting: Any, threads: int) -> float | None:
     """Extra peak memory in logits tensors, from a fresh process; None where not measured."""
     if setting.device == "cpu" and platform.libc_ver()[0] != "glibc":
         return None
@@ -413,6 +459,12 @@ class Row:
     gradient_error: float | None
 
 
+def quartiles(mine: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Quartiles of the ratios, round by round."""
+    ratios = [one / other for one, other in zip(mine, base, strict=True)]
+    return statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+
+
 def measure(
     setting: Setting, candidates: Sequence[Candidate], rounds: int, threads: int
 ) -> list[Row]:
@@ -429,13 +481,7 @@ def measure(
         if baseline not in candidates:
             continue
         for candidate in candidates if compared is None else compared:
-            ratios = [
-                mine / base
-                for mine, base in zip(seconds[candidate], seconds[baseline], strict=True)
-            ]
-            first, median, third = (
-                statistics.quantiles(ratios, method="inclusive") if rounds > 1 else ratios * 3
-            )
+            first, median, third = quartiles(seconds[candidate], seconds[baseline])
             loss_error, gradient_error = found.get(candidate, (None, None))
             rows.append(
                 Row(
@@ -490,14 +536,17 @@ def facts(rounds: int, threads: int, device: str) -> dict[str, str]:
 def markdown(rows: Sequence[Row], about: dict[str, str]) -> str:
     """The facts, then one table for each dtype and baseline."""
     lines = [f"- {name}: {value}" for name, value in about.items()]
-    pairs = dict.fromkeys((row.setting.dtype, row.baseline) for row in rows)
-    for dtype, baseline in pairs:
-        here = [r for r in rows if (r.setting.dtype, r.baseline) == (dtype, baseline)]
+
+    def key(row: Row) -> tuple[str, int, str]:
+        return row.setting.dtype, row.setting.width, row.baseline
+
+    for dtype, width, baseline in dict.fromkeys(map(key, rows)):
+        here = [row for row in rows if key(row) == (dtype, width, baseline)]
         settings = list(dict.fromkeys(row.setting for row in here))
         size = settings[0]
         lines += [
             "",
-            f"{dtype}, N = {size.rows}, V = {size.width}; time as a multiple of {baseline}, "
+            f"{dtype}, N = {size.rows}, V = {width}; time as a multiple of {baseline}, "
             "median (quartiles)",
             "",
             "| candidate | "
@@ -537,7 +586,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15, help="after 2 to warm up (15)")
     parser.add_argument("--rows", type=int, default=1024, help="N, positions (1024)")
-    parser.add_argument("--width", type=int, default=32_128, help="V, vocabulary (32128)")
+    parser.add_argument(
+        "--width", type=int, nargs="+", default=[32_128], help="V, vocabularies (32128)"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile too (a C++ compiler)")
@@ -547,15 +598,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     about = facts(options.rounds, options.threads, options.device)
     rows: list[Row] = []
-    for dtype in ("float32", "bfloat16"):
-        for numbers in (10, 1000):
-            for share in (0.1, 0.5):
-                setting = Setting(
-                    dtype, numbers, share, options.rows, options.width, options.device
-                )
-                print(setting, file=sys.stderr)
-                candidates = CANDIDATES + (COMPILED if options.compile else ())
-                rows += measure(setting, candidates, options.rounds, options.threads)
+    candidates = CANDIDATES + (COMPILED if options.compile else ())
+    sizes = product(options.width, ("float32", "bfloat16"), (10, 1000), (0.1, 0.5))
+    for width, dtype, numbers, share in sizes:
+        setting = Setting(dtype, numbers, share, options.rows, width, options.device)
+        print(setting, file=sys.stderr)
+        rows += measure(setting, candidates, options.rounds, options.threads)
     print(markdown(rows, about))
     if options.csv:
         write_csv(options.csv, rows, about)

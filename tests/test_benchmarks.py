@@ -17,6 +17,7 @@ CANDIDATES = [
     "ours, CE + NTL-WAS, new buffer",
     "ours, CE + NTL-WAS, overwritten",
     "ours, CE, overwritten",
+    "ours in the Hugging Face Trainer",
 ]
 UPCAST = "F.cross_entropy of a float32 copy"
 
@@ -51,8 +52,8 @@ def test_loss_cost_prints_its_tables_and_writes_the_csv(tmp_path):
 
     with (tmp_path / "cost.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    # 4 settings each: 6 candidates and the sum against ours alone; 7, 7 and the sum.
-    assert len(rows) == 4 * (6 + 1) + 4 * (7 + 7 + 1)
+    # 4 settings each: 7 candidates and the sum against ours alone; 8, 8 and the sum.
+    assert len(rows) == 4 * (7 + 1) + 4 * (8 + 8 + 1)
     for row in rows:
         assert float(row["milliseconds"]) > 0
         assert float(row["ratio_quartile_1"]) <= float(row["ratio"])
@@ -78,6 +79,53 @@ def test_extra_memory_of_known_cases(loss_cost):
     assert extra(loss_cost.CE) == pytest.approx(3, abs=0.1)
     assert extra(loss_cost.OURS_NEW_BUFFER) == pytest.approx(1, abs=0.1)
     assert extra(loss_cost.OURS_OVERWRITTEN) == pytest.approx(0, abs=0.1)
+
+
+def test_hidden_cost_prints_its_tables_and_writes_the_csv(tmp_path):
+    arguments = ["--rounds", "2", "--size", "64", "16", "1200", "--rows-per-chunk", "8"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "benchmarks/hidden_cost.py", *arguments, "--threads", "1"),
+            *("--precision", "float32", "bfloat16", "--csv", tmp_path / "cost.csv"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for size in ("float32, N = 64, D = 16, V = 1200, K = 10", "bfloat16, N = 64, D = 16"):
+        assert size in done.stdout
+    with (tmp_path / "cost.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = {row["candidate"] for row in rows}
+    assert {"ours, CE", "ours, CE + NTL-WAS", "ours, CE + NTL-WAS, 8 rows a chunk"} <= names
+    assert len(rows) == 7 + 8
+    for row in rows:
+        assert float(row["milliseconds"]) > 0
+        if row["candidate"] == "head + F.cross_entropy":
+            assert float(row["ratio"]) == 1
+
+
+@pytest.mark.parametrize("fault", ["value", "gradient"])
+def test_a_wrong_loss_from_hidden_states_ends_the_program(monkeypatch, fault):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import hidden_cost
+
+    def build(problem):
+        right = hidden_cost.plain(problem, upcast=False)
+
+        def wrong(hidden, weight, labels):
+            loss = right(hidden, weight, labels)
+            return loss + 0.001 if fault == "value" else 1.01 * loss - 0.01 * loss.detach()
+
+        return wrong
+
+    setting = hidden_cost.Setting("float32", 8, 4, 50, 10, "cpu")
+    candidate = hidden_cost.Candidate("too fast", build, hidden_cost.CE)
+    with pytest.raises(SystemExit, match="too fast is off"):
+        hidden_cost.check(candidate, setting.problem())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
