@@ -295,6 +295,19 @@ class _Statistics(NamedTuple):
     """(n,) sum of exp(logit - peak) over the vocabulary, in [1, V]."""
 
 
+class _Small(NamedTuple):
+    """The loss's gradients in the statistics of n rows, the scale included, in units of `unit`."""
+
+    softmax: Tensor
+    """(n,) what exp(logit - peak) is to be multiplied by."""
+    ce: Tensor | None
+    """(n,)."""
+    z: Tensor | None
+    """(n, K)."""
+    unit: Tensor | None
+    """()."""
+
+
 class _Part:
     """One summand left @ right.T of the logits, and the gradients of the two where needed."""
 
@@ -303,6 +316,10 @@ class _Part:
         self.right = right.detach()
         self.grad_left = _gradient_buffer(left) if train and left.requires_grad else None
         self.grad_right = _gradient_buffer(right) if train and right.requires_grad else None
+
+    def casts(self, dtype: torch.dtype) -> bool:
+        """Whether the large matrices differ from the dtype of the products."""
+        return any(t is not None and t.dtype != dtype for t in (self.right, self.grad_right))
 
 
 class _Head:
@@ -358,9 +375,11 @@ class _Head:
         most_elements = _SLICE_ON_CPU if hidden.device.type == "cpu" else _SLICE_ELSEWHERE
         most_elements = min(most_elements, self.chunk.numel() // 8)
         self.tokens_per_slice = max(1, most_elements // deepest)
-        size = max(copies * self.rows_per_block * width, self.tokens_per_slice * deepest)
-        self.wide = hidden.new_empty(size, dtype=self.wide_dtype)
-        self.narrow = hidden.new_empty(self.tokens_per_slice * deepest, dtype=self.dtype)
+        block = 0 if self.in_place else copies * self.rows_per_block * width
+        casts = any(part.casts(self.dtype) for part in self.parts)
+        cast = self.tokens_per_slice * deepest if casts else 0
+        self.wide = hidden.new_empty(max(block, cast), dtype=self.wide_dtype)
+        self.narrow = hidden.new_empty(cast, dtype=self.dtype)
 
     def logits(self, rows: slice) -> Tensor:
         """(n, V) before the soft cap, in the memory of the chunk."""
@@ -411,37 +430,10 @@ class _Head:
         Returns:
             () what the gradient is to be multiplied by; None for 1.
         """
-        g_ce, g_lse, g_z = (None if g is None else g.detach() * self.scale for g in small)
-        g_softmax = torch.zeros_like(found.peak)
-        for g in (g_ce, g_lse):
-            g_softmax = g_softmax if g is None else g_softmax + g
-        unit = None
-        if self.dtype == torch.float16:
-            # Else most of what a mean over many rows hands to each of them would round to zero.
-            unit = _largest(g_softmax, g_ce, g_z)
-            g_softmax = g_softmax / unit
-            g_ce, g_z = (None if g is None else g / unit for g in (g_ce, g_z))
-
-        def add_single_tokens(grad: Tensor, block: slice) -> None:
-            add_at_single_tokens(
-                grad,
-                self.label_ids[rows][block],
-                self.number_ids,
-                None if g_ce is None else g_ce[block],
-                None if g_z is None else g_z[block],
-            )
-
-        def add_to_bias(grad: Tensor) -> None:
-            if self.grad_bias is not None:
-                total = grad.sum(0)
-                self.grad_bias.add_(total if unit is None else total * unit)
-
-        g_softmax = g_softmax / found.total
+        given = self._small(found, small)
         if self.in_place:
-            grad = logits.mul_(g_softmax.unsqueeze(1))
-            add_single_tokens(grad, slice(None))
-            add_to_bias(grad)
-            return unit
+            self._finish(logits.mul_(given.softmax.unsqueeze(1)), rows, given, slice(None), None)
+            return given.unit
         for block in _slices(len(logits), self.rows_per_block):
             grad = self._wide_copy(logits[block])
             slope = None
@@ -450,14 +442,36 @@ class _Head:
                 slope = _matrix(self.wide[grad.numel() :], grad.shape)
                 torch.mul(grad, grad, out=slope).neg_().add_(1)
                 grad.mul_(self.soft_cap)
-            grad.sub_(found.peak[block, None]).exp_().mul_(g_softmax[block, None])
+            grad.sub_(found.peak[block, None]).exp_().mul_(given.softmax[block, None])
             # Before the rounding: the gradient of a confident row is a small difference.
-            add_single_tokens(grad, block)
-            if slope is not None:
-                grad.mul_(slope)
-            add_to_bias(grad)
+            self._finish(grad, rows, given, block, slope)
             logits[block].copy_(grad)
-        return unit
+        return given.unit
+
+    def _small(self, found: _Statistics, small: tuple[Tensor | None, ...]) -> _Small:
+        g_ce, g_lse, g_z = (None if g is None else g.detach() * self.scale for g in small)
+        softmax = torch.zeros_like(found.total)
+        for g in (g_ce, g_lse):
+            softmax = softmax if g is None else softmax + g
+        unit = None
+        if self.dtype == torch.float16:
+            # Else most of what a mean over many rows hands to each of them would round to zero.
+            unit = _largest(softmax, g_ce, g_z)
+            softmax = softmax / unit
+            g_ce, g_z = (None if g is None else g / unit for g in (g_ce, g_z))
+        return _Small(softmax / found.total, g_ce, g_z, unit)
+
+    def _finish(
+        self, grad: Tensor, rows: slice, given: _Small, block: slice, slope: Tensor | None
+    ) -> None:
+        """From the softmax's part of the gradient of a block of rows to the whole, in place."""
+        g_ce, g_z = (None if g is None else g[block] for g in (given.ce, given.z))
+        add_at_single_tokens(grad, self.label_ids[rows][block], self.number_ids, g_ce, g_z)
+        if slope is not None:
+            grad.mul_(slope)
+        if self.grad_bias is not None:
+            total = grad.sum(0)
+            self.grad_bias.add_(total if given.unit is None else total * given.unit)
 
     def add_gradients(self, grad_logits: Tensor, rows: slice, unit: Tensor | None) -> None:
         """The share of a chunk in the gradients of the summands."""
