@@ -155,10 +155,11 @@ def assert_same_gradients(model, head, inputs, tolerance=1e-5):
     found = gradients(model, loss)
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-6)
     assert found.keys() == expected.keys()
+    # A bias of keys has no gradient at all; what is there instead is rounding of the others.
+    largest = max(gradient.abs().max().item() for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(
-            found[name], gradient, rtol=tolerance, atol=tolerance * gradient.abs().max().item()
-        )
+        own = max(gradient.abs().max().item(), 1e-3 * largest)
+        torch.testing.assert_close(found[name], gradient, rtol=tolerance, atol=tolerance * own)
 
 
 def test_hidden_states_times_output_matrix_are_the_models_logits(model):
