@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ntl_lightning.losses.token_statistics import add_at_single_tokens, at_labels, scratch_rows
+from ntl_lightning.losses.token_statistics import add_at_single_tokens, at_labels
 
 __all__ = [
     "OutputProjection",
@@ -41,10 +41,12 @@ gradients enabled, once for each chunk, in order."""
 _MOST_CHUNKS = 8
 _FEWEST_ROWS = 256
 
-# Elements of a matrix cast at a time where it does not have the dtype of the products: few enough
-# for the caches of a CPU, enough elsewhere to keep the device busy.
-_SLICE_ON_CPU = 2 << 20
-_SLICE_ELSEWHERE = 32 << 20
+# Elements worked on at a time where a copy in another dtype is needed, on a CPU and elsewhere. Few
+# stay in the caches and are little memory; many are few steps, which counts on a GPU, and where
+# other work takes a core and each step waits for it.
+_FEWEST_ELEMENTS = 1 << 20
+_MOST_ELEMENTS_ON_CPU = 4 << 20
+_MOST_ELEMENTS_ELSEWHERE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -366,16 +368,14 @@ class _Head:
         # Then the logits can be worked on where they are.
         self.in_place = self.dtype == self.wide_dtype and self.soft_cap is None
         self.chunk = hidden.new_empty(min(rows_per_chunk, num_rows), width, dtype=self.dtype)
-        # All that follows stays small beside the chunk. The slope of a soft cap is needed beside
-        # the probabilities.
+        most = _MOST_ELEMENTS_ON_CPU if hidden.device.type == "cpu" else _MOST_ELEMENTS_ELSEWHERE
+        size = min(most, max(_FEWEST_ELEMENTS, self.chunk.numel() // 16))
+        # The slope of a soft cap is needed beside the probabilities.
         copies = 1 if self.soft_cap is None else 2
-        most_rows = scratch_rows(copies * width, self.wide_dtype, hidden.device)
-        self.rows_per_block = max(1, min(most_rows, len(self.chunk) // (8 * copies)))
-        deepest = max(1, *(part.right.shape[1] for part in self.parts))
-        most_elements = _SLICE_ON_CPU if hidden.device.type == "cpu" else _SLICE_ELSEWHERE
-        most_elements = min(most_elements, self.chunk.numel() // 8)
-        self.tokens_per_slice = max(1, most_elements // deepest)
+        self.rows_per_block = max(1, min(len(self.chunk), size // (copies * width)))
         block = 0 if self.in_place else copies * self.rows_per_block * width
+        deepest = max(1, *(part.right.shape[1] for part in self.parts))
+        self.tokens_per_slice = max(1, min(width, size // deepest))
         casts = any(part.casts(self.dtype) for part in self.parts)
         cast = self.tokens_per_slice * deepest if casts else 0
         self.wide = hidden.new_empty(max(block, cast), dtype=self.wide_dtype)
@@ -398,16 +398,19 @@ class _Head:
         """Of the rows of a chunk. Where `in_place`, the logits become exp(logit - peak)."""
         label_logits = at_labels(logits, self.label_ids[rows]).to(self.wide_dtype)
         number_logits = logits.index_select(1, self.number_ids).to(self.wide_dtype)
+        peak = logits.amax(1).to(self.wide_dtype)
         if self.soft_cap is not None:
-            for some in (label_logits, number_logits):
+            for some in (label_logits, number_logits, peak):
                 some.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
-        peak, total = torch.empty_like(label_logits), torch.empty_like(label_logits)
-        for block in _slices(len(logits), self.rows_per_block):
-            scores = logits[block] if self.in_place else self._wide_copy(logits[block])
-            if self.soft_cap is not None:
-                scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
-            torch.amax(scores, 1, out=peak[block])
-            torch.sum(scores.sub_(peak[block, None]).exp_(), 1, out=total[block])
+        if self.in_place:
+            total = logits.sub_(peak.unsqueeze(1)).exp_().sum(1)
+        else:
+            total = torch.empty_like(peak)
+            for block in _slices(len(logits), self.rows_per_block):
+                scores = self._wide_copy(logits[block])
+                if self.soft_cap is not None:
+                    scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+                torch.sum(scores.sub_(peak[block, None]).exp_(), 1, out=total[block])
         # Not from the label's own probability, which may have underflowed.
         log_total = total.log()
         return _Statistics(
