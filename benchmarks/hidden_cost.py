@@ -178,6 +178,7 @@ UPCAST = Candidate("head + F.cross_entropy of a float32 copy", partial(plain, up
 LINEAR = Candidate(
     "F.linear_cross_entropy in chunks", linear_cross_entropy, CE, rounds_the_loss=True
 )
+PEERS = (UPCAST, LINEAR)
 OURS_CE = Candidate("ours, CE", partial(ours, terms=CE), CE)
 
 
@@ -193,8 +194,7 @@ def candidates(rows_per_chunk: Sequence[int]) -> list[Candidate]:
     ]
     return [
         BASELINE,
-        UPCAST,
-        LINEAR,
+        *PEERS,
         Candidate("head + ours, CE + NTL-WAS, overwritten", partial(overwritten, terms=BOTH), BOTH),
         OURS_CE,
         *chunked,
@@ -316,6 +316,14 @@ def main() -> None:
     )
     parser.add_argument("--numbers", nargs="+", type=int, default=[10], help="K (10)")
     parser.add_argument("--rows-per-chunk", nargs="*", type=int, default=[96])
+    parser.add_argument(
+        "--leave-out",
+        nargs="*",
+        default=[],
+        choices=[candidate.name for candidate in PEERS],
+        metavar="CANDIDATE",
+        help=f"of {', '.join(repr(candidate.name) for candidate in PEERS)}",
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--csv", type=Path, metavar="PATH", help="write the results here too")
@@ -329,7 +337,11 @@ def main() -> None:
     ):
         setting = Setting(precision, *size, numbers, options.device)
         print(setting, file=sys.stderr)
-        compared = candidates(options.rows_per_chunk)
+        compared = [
+            candidate
+            for candidate in candidates(options.rows_per_chunk)
+            if candidate.name not in options.leave_out
+        ]
         rows += measure(setting, compared, options.rounds, options.threads)
     print(markdown(rows, about))
     if options.csv:

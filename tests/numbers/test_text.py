@@ -542,7 +542,7 @@ def test_a_number_read_alone_is_worth_the_same(text: str) -> None:
      "0x1", "-$5", "a - ", "12 345,678 ", "1 2,3.4", "5 - ", "1 , ", "1 . ", "1 e ", ". "],
 )  # fmt: skip
 def test_hostile_text_is_read_in_linear_time(piece: str) -> None:
-    assert_read_in_a_second((piece * 200_000)[:200_000])
+    assert_not_read_in_quadratic_time((piece * 200_000)[:200_000])
 
 
 @pytest.mark.parametrize(
@@ -550,14 +550,15 @@ def test_hostile_text_is_read_in_linear_time(piece: str) -> None:
 )
 @pytest.mark.parametrize("end", ["5", ".5.5", "_5", ",5", " 5", "x"])
 def test_a_long_chain_that_breaks_at_its_end_is_read_in_linear_time(group: str, end: str) -> None:
-    assert_read_in_a_second((group * 200_000)[:200_000] + "123" + end)
+    assert_not_read_in_quadratic_time((group * 200_000)[:200_000] + "123" + end)
 
 
-def assert_read_in_a_second(text: str) -> None:
+def assert_not_read_in_quadratic_time(text: str) -> None:
     for read in (find_numbers, join_spaced_pieces):
         before = time.process_time()
         read(text)
-        assert time.process_time() - before < 1
+        # A second at most; a reader that looks back at each step takes minutes.
+        assert time.process_time() - before < 20
 
 
 # --- text from decoders that space out pieces ---
