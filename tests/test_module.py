@@ -1,5 +1,6 @@
 """NumberAwareLM: exact averages, the one shift, training mode, evaluation and what is logged."""
 
+import importlib
 import math
 import os
 from dataclasses import dataclass
@@ -974,6 +975,39 @@ def test_numbers_that_are_no_quantities_are_none_for_the_number_losses(tmp_path,
     (of_rooms,) = trainer.validate(module, rooms, verbose=False)
     together = 3 * logged["val/ntl_was"] + 4 * of_rooms["val/ntl_was"]
     assert together / 7 == pytest.approx(all_numbers["val/ntl_was"], rel=1e-5)
+
+
+def test_training_where_no_number_is_a_quantity_is_refused(tmp_path):
+    module = NumberAwareLM(backbone=TINY_LLAMA)
+    data = NumberDataModule(train=[Pairs(ROOMS)], val=[], not_quantities=["[0-9]+"])
+    with (
+        pytest.warns(UserWarning, match=r"marks all 7 number tokens of the training labels"),
+        pytest.raises(ValueError, match=r"all 7 number tokens .*could never act\. Mark fewer"),
+    ):
+        fitted(tmp_path, module, data, max_epochs=1)
+    module = NumberAwareLM(backbone=TINY_LLAMA, loss_terms=[CrossEntropy()])
+    trainer = fitted(tmp_path, module, data, max_epochs=1)
+    assert trainer.callback_metrics["train/number_tokens"] == 0
+    assert trainer.callback_metrics["train/loss"] > 0
+
+
+@pytest.mark.parametrize("backbone", [TINY_LLAMA, TINY_T5], ids=["causal", "seq2seq"])
+def test_evaluation_is_the_same_on_devices_whose_values_one_waits_for(
+    tmp_path, backbone, monkeypatch
+):
+    seed_everything(0)
+    module = NumberAwareLM(backbone=backbone)
+    pairs = (("3 + 4 =", "7"), ("one?", "81 and 2"), ("5?", "5"), ("what?", "no number"))
+    data = NumberDataModule(val=[Pairs(pairs)], architecture=module.architecture, batch_size=2)
+    trainer = trainer_for(tmp_path)
+    (looking,) = trainer.validate(module, data, verbose=False)
+    statistics_module = importlib.import_module("ntl_lightning.losses.token_statistics")
+    monkeypatch.setattr(statistics_module, "can_look", lambda tensor: False)
+    (waiting,) = trainer.validate(module, data, verbose=False)
+    assert looking["val/expected_value_rate"] == 0.5
+    assert waiting.keys() == looking.keys()
+    for name, value in looking.items():
+        assert waiting[name] == pytest.approx(value, rel=1e-6, nan_ok=True), name
 
 
 def test_the_mask_is_shifted_with_the_labels():

@@ -62,7 +62,7 @@ class OutputProjection:
     weight: Tensor
     """(V, D), any floating-point dtype. `gathered` takes a DTensor."""
     bias: Tensor | None = None
-    """(V,). -inf is allowed: such a token has probability 0."""
+    """(V,). -inf is allowed: such a token has the logit -inf, or with a soft cap `-soft_cap`."""
     scale: float = 1.0
     """Factor on the logits, as Granite and Cohere have it."""
     soft_cap: float | None = None

@@ -30,8 +30,9 @@ from ntl_lightning.losses.distributions import (
     has_leading_zero,
     written_alike,
 )
-from ntl_lightning.losses.terms import EvaluatedAt, LossTerm, Positions
+from ntl_lightning.losses.terms import EvaluatedAt, LossTerm, Positions, check_positive
 from ntl_lightning.losses.token_statistics import TokenStatistics
+from ntl_lightning.numbers.runs import LARGEST_EXPONENT
 
 __all__ = [
     "DiscretizedDistance",
@@ -40,9 +41,6 @@ __all__ = [
     "gaussian_target",
     "hl_gauss_target",
 ]
-
-# Powers of ten end at 308 in float64 and at 38 in float32.
-_LARGEST_EXPONENT = {torch.float64: 300, torch.float32: 35}
 
 
 def hl_gauss_target(statistics: TokenStatistics, sigma: float) -> Tensor:
@@ -96,7 +94,7 @@ def _around_number(statistics: TokenStatistics) -> tuple[Tensor, Tensor, Tensor]
         which add up to 1, and the unit itself.
     """
     rest = statistics.rest
-    largest = _LARGEST_EXPONENT[rest.dtype]
+    largest = LARGEST_EXPONENT[rest.dtype]
     place = statistics.place.clamp(-largest, largest).to(rest.dtype)
     finest = (statistics.last_place - statistics.place).clamp(min=-largest).to(rest.dtype)
     half = torch.pow(10.0, finest) / 2
@@ -170,11 +168,6 @@ def _cross_entropy_to(
     return torch.where(statistics.is_number, smoothed, statistics.cross_entropy)
 
 
-def _check_positive(value: float, key: str) -> None:
-    if isinstance(value, bool) or not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{key} must be a positive number, got {value}")
-
-
 @dataclass(frozen=True)
 class SmoothedCrossEntropy(LossTerm):
     """GCE: cross entropy with a Gaussian over the number tokens in place of a number label.
@@ -212,7 +205,7 @@ class SmoothedCrossEntropy(LossTerm):
     evaluated_at: ClassVar[EvaluatedAt] = "tokens"
 
     def __post_init__(self) -> None:
-        _check_positive(self.sigma, "SmoothedCrossEntropy.sigma")
+        check_positive(self.sigma, "SmoothedCrossEntropy.sigma", or_null=False)
 
     @property
     def name(self) -> str:
@@ -289,7 +282,7 @@ class HLGauss(LossTerm):
     evaluated_at: ClassVar[EvaluatedAt] = "tokens"
 
     def __post_init__(self) -> None:
-        _check_positive(self.sigma, "HLGauss.sigma")
+        check_positive(self.sigma, "HLGauss.sigma", or_null=False)
 
     @property
     def name(self) -> str:
@@ -342,7 +335,7 @@ class DiscretizedDistance(LossTerm):
     and so on. Digits behind a decimal point count likewise, by themselves: 2 and 1 in `.25`."""
 
     def __post_init__(self) -> None:
-        _check_positive(self.temperature, "DiscretizedDistance.temperature")
+        check_positive(self.temperature, "DiscretizedDistance.temperature", or_null=False)
 
     @property
     def name(self) -> str:

@@ -94,7 +94,7 @@ class LossTerm(ABC):
         """The term's value at each of the N positions asked for, shape (N,), float32."""
 
 
-def _check_positive(value: float | None, key: str, or_null: bool = True) -> None:
+def check_positive(value: float | None, key: str, or_null: bool = True) -> None:
     if value is None and or_null:
         return
     if value is None or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
@@ -219,8 +219,8 @@ class Wasserstein(LossTerm):
 
     def __post_init__(self) -> None:
         for key in ("largest_distance", "modulus", "target_sigma"):
-            _check_positive(getattr(self, key), f"Wasserstein.{key}")
-        _check_positive(self.place_base, "Wasserstein.place_base", or_null=False)
+            check_positive(getattr(self, key), f"Wasserstein.{key}")
+        check_positive(self.place_base, "Wasserstein.place_base", or_null=False)
         if not (math.isfinite(self.power) and self.power >= 1):
             raise ValueError(
                 f"Wasserstein.power must be at least 1, got {self.power}; below 1 it is no distance"
@@ -376,9 +376,9 @@ class ExpectedValue(LossTerm):
     """A digit's loss is multiplied by `place_base ** place`, as in `Wasserstein`."""
 
     def __post_init__(self) -> None:
-        _check_positive(self.largest_distance, "ExpectedValue.largest_distance")
-        _check_positive(self.huber_delta, "ExpectedValue.huber_delta")
-        _check_positive(self.place_base, "ExpectedValue.place_base", or_null=False)
+        check_positive(self.largest_distance, "ExpectedValue.largest_distance")
+        check_positive(self.huber_delta, "ExpectedValue.huber_delta")
+        check_positive(self.place_base, "ExpectedValue.place_base", or_null=False)
         if not (math.isfinite(self.power) and self.power >= 1):
             raise ValueError(
                 f"ExpectedValue.power must be at least 1, got {self.power}; below 1 the gradient "
@@ -506,7 +506,7 @@ class RegressionAware(LossTerm):
     scaled."""
 
     def __post_init__(self) -> None:
-        _check_positive(self.largest_distance, "RegressionAware.largest_distance")
+        check_positive(self.largest_distance, "RegressionAware.largest_distance")
         if self.values is None:
             return
         object.__setattr__(self, "values", tuple(self.values))

@@ -17,7 +17,7 @@ __all__ = ["NumberRuns", "Role", "label_counts", "number_runs"]
 # float64 holds integers of so many digits, and their powers of ten, exactly.
 _EXACT_DIGITS = 15
 # Powers of ten end at 308 in float64 and at 38 in float32.
-_LARGEST_EXPONENT = {torch.float64: 300, torch.float32: 35}
+LARGEST_EXPONENT = {torch.float64: 300, torch.float32: 35}
 # Cells to the right that count for `rest`: what lies beyond is far below what float64 can tell.
 _WINDOW = 128
 
@@ -288,7 +288,7 @@ def _rest(values: Tensor, place: Tensor, last_place: Tensor, runs: _Stretches) -
 
 
 def _power_of_ten(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    largest = _LARGEST_EXPONENT[dtype]
+    largest = LARGEST_EXPONENT[dtype]
     power = torch.pow(10.0, exponent.clamp(-largest, largest).to(dtype))
     # `pow` may be off by one unit in the last place.
     return torch.where(exponent >= 0, power.round(), power)

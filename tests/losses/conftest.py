@@ -1,5 +1,8 @@
 import pytest
+import torch
+from torch import Tensor
 
+from ntl_lightning.losses import LossTerm, Objective
 from ntl_lightning.numbers.vocabulary import NumberVocabulary
 
 
@@ -19,3 +22,25 @@ def v15d():
 def v1005():
     """Ids 0..4 text, 5..1004 = `0`..`999`."""
     return NumberVocabulary.from_values({i + 5: float(i) for i in range(1000)}, width=1005)
+
+
+def assert_hidden_states_give_what_logits_give(
+    term: LossTerm, vocabulary: NumberVocabulary, labels: Tensor, rows_per_chunk: int
+) -> None:
+    """One term's value and gradients, by both ways through an objective, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(*labels.shape, 4, dtype=torch.float64, generator=generator)
+    weight = torch.randn(vocabulary.width, 4, dtype=torch.float64, generator=generator)
+    objective = Objective([term], vocabulary)
+    answers = []
+    for from_hidden in (False, True):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        result = (
+            objective.from_hidden(h, w, labels, rows_per_chunk=rows_per_chunk)
+            if from_hidden
+            else objective(h @ w.T, labels)
+        )
+        result.loss.backward()
+        answers.append((result.loss.detach(), h.grad, w.grad))
+    for ours, want in zip(*answers, strict=True):
+        torch.testing.assert_close(ours, want, rtol=1e-9, atol=1e-12)

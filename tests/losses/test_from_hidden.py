@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from ntl_lightning import losses
 from ntl_lightning.losses import (
     CrossEntropy,
     ExpectedValue,
@@ -43,6 +45,22 @@ class Joined(LossTerm):
         worth = torch.where(statistics.is_digit, worth, 0.0)
         sums = worth.new_zeros(statistics.num_cells + 1).index_add(0, statistics.run, worth)
         return torch.where(statistics.starts_number, sums[statistics.run].square(), 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Looking(LossTerm):
+    """Waits for the device."""
+
+    def per_position(self, statistics):
+        return statistics.cross_entropy * statistics.label_values.sum().item()
+
+
+def every_term():
+    """Each that the package offers, with as little said as it allows."""
+    kinds = [getattr(losses, name) for name in losses.__all__]
+    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, LossTerm)]
+    needed = {losses.HLGauss: {"sigma": 0.7}}
+    return [kind(**needed.get(kind, {})) for kind in kinds if kind is not LossTerm]
 
 
 def batch(seed=0, shape=(3, 11), dtype=torch.float64, ignored=0.3):
@@ -340,13 +358,51 @@ def test_the_terms_trace_without_a_break(terms):
     torch.testing.assert_close(got, evaluate(fresh), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("term", [*every_term(), Joined()], ids=lambda term: type(term).__name__)
+def test_no_term_looks_at_a_value(term, dtype, monkeypatch):
+    """Tensors without values have nothing to branch on, to shape others by, or to wait for."""
+    do_not_look(monkeypatch)
+    terms = [CrossEntropy(), term] if type(term) is not CrossEntropy else [term]
+    objective = Objective(terms, VOCABULARY)
+    *tensors, labels = batch(dtype=dtype)
+    num_labels = int((labels != -100).sum())
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        hidden, weight, bias = leaves = [
+            mode.from_tensor(tensor.detach()).requires_grad_() for tensor in tensors
+        ]
+        labels = mode.from_tensor(labels)
+        logits = (hidden @ weight.T + bias).detach().requires_grad_()
+        losses = [
+            objective(logits, labels).loss,
+            objective(logits, labels, num_labels=num_labels).loss,
+            objective.from_hidden(hidden, weight, labels, bias, num_labels=num_labels).loss,
+        ]
+        of_logits = [torch.autograd.grad(loss, logits)[0] for loss in losses[:2]]
+        gradients = torch.autograd.grad(losses[2], leaves)
+    assert {gradient.shape for gradient in of_logits} == {logits.shape}
+    assert [gradient.shape for gradient in gradients] == [leaf.shape for leaf in leaves]
+
+
+def test_a_term_that_looks_at_a_value_is_found(monkeypatch):
+    do_not_look(monkeypatch)
+    *_, labels = batch()
+    logits = torch.zeros(*labels.shape, V)
+    objective = Objective([Looking()], VOCABULARY)
+    with (
+        pytest.raises(DataDependentOutputException),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+    ):
+        objective(mode.from_tensor(logits), mode.from_tensor(labels))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_waits_for_a_gpu(dtype):
     hidden, weight, bias, labels = (t.detach().cuda() for t in batch(dtype=dtype))
     num_labels = int((labels != -100).sum())
-    objective = Objective([*TERMS, Joined()], VOCABULARY).cuda()
+    objective = Objective([*every_term(), Joined()], VOCABULARY).cuda()
     tensors = [t.requires_grad_() for t in (hidden, weight, bias)]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -373,7 +373,7 @@ def test_huge_logits_cost_no_digits_of_the_cross_entropy():
 
 
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
-def test_a_token_that_the_bias_excludes_has_no_probability_and_no_gradient(soft_cap):
+def test_a_bias_of_minus_infinity_is_the_least_logit_and_has_no_gradient(soft_cap):
     problem = Problem(bias=True, soft_cap=soft_cap)
     excluded = (problem.labels[0] + 1) % 53
     problem.number_ids = problem.number_ids[problem.number_ids != excluded][:3]

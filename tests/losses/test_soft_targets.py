@@ -27,6 +27,7 @@ from ntl_lightning.losses import (
     token_statistics,
 )
 from ntl_lightning.numbers.vocabulary import NumberVocabulary
+from tests.losses.conftest import assert_hidden_states_give_what_logits_give
 from tests.oracles import soft_targets as oracle
 from tests.oracles.whole_numbers import written_numbers
 
@@ -722,24 +723,8 @@ def test_traces_without_a_graph_break(term, name):
 
 @pytest.mark.parametrize("term", ONE_OF_EACH, ids=settings_of)
 def test_from_hidden_states_the_value_and_the_gradient_are_the_same(term):
-    labels = labels_of("some")
-    vocabulary = vocabulary_of("some")
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(*labels.shape, 4, dtype=torch.float64, generator=generator)
-    weight = torch.randn(vocabulary.width, 4, dtype=torch.float64, generator=generator)
-    objective = Objective([term], vocabulary)
-    answers = []
-    for from_hidden in (False, True):
-        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        result = (
-            objective.from_hidden(h, w, labels, rows_per_chunk=5)
-            if from_hidden
-            else objective(h @ w.T, labels)
-        )
-        result.loss.backward()
-        answers.append((result.loss.detach(), h.grad, w.grad))
-    for ours, want in zip(*answers, strict=True):
-        torch.testing.assert_close(ours, want, rtol=1e-9, atol=1e-12)
+    labels, vocabulary = labels_of("some"), vocabulary_of("some")
+    assert_hidden_states_give_what_logits_give(term, vocabulary, labels, rows_per_chunk=5)
 
 
 @pytest.mark.parametrize(

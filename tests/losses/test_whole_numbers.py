@@ -16,6 +16,7 @@ from ntl_lightning.losses import (
     token_statistics,
 )
 from ntl_lightning.numbers.vocabulary import NumberVocabulary
+from tests.losses.conftest import assert_hidden_states_give_what_logits_give
 from tests.oracles import whole_numbers as oracle
 
 TEXTS = ["<pad>", "a", "b", *"0123456789", "12", "345", ".", ",", "-"]
@@ -646,22 +647,7 @@ def test_ntloss_reads_some_numbers_otherwise():
 @pytest.mark.parametrize("term", [*TERMS, EarthMoverPlace(noise=0.0, distance_weight=0.5)])
 def test_from_hidden_states_the_value_and_the_gradient_are_the_same(term):
     labels = labels_of(ROWS)
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(*labels.shape, 4, dtype=torch.float64, generator=generator)
-    weight = torch.randn(WIDTH, 4, dtype=torch.float64, generator=generator)
-    objective = Objective([term], VOCABULARY)
-    answers = []
-    for from_hidden in (False, True):
-        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        result = (
-            objective.from_hidden(h, w, labels, rows_per_chunk=7)
-            if from_hidden
-            else objective(h @ w.T, labels)
-        )
-        result.loss.backward()
-        answers.append((result.loss.detach(), h.grad, w.grad))
-    for ours, want in zip(*answers, strict=True):
-        torch.testing.assert_close(ours, want, rtol=1e-9, atol=1e-12)
+    assert_hidden_states_give_what_logits_give(term, VOCABULARY, labels, rows_per_chunk=7)
 
 
 @pytest.mark.parametrize(
