@@ -500,8 +500,13 @@ def measure(
     return rows
 
 
-def facts(rounds: int, threads: int, device: str) -> dict[str, str]:
-    """What one has to know to judge or repeat the run."""
+def facts(
+    rounds: int,
+    threads: int,
+    device: str,
+    measured: Sequence[str] = ("losses", "numbers/vocabulary.py"),
+) -> dict[str, str]:
+    """What one has to know to judge or repeat the run; `measured` is the code that is timed."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -516,7 +521,7 @@ def facts(rounds: int, threads: int, device: str) -> dict[str, str]:
         )
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "losses", "numbers/vocabulary.py")
+    changed = git("status", "--porcelain", "--", *measured)
     return {
         "CPU": f"{cpu}, {os.cpu_count()} cores",
         "GPU": torch.cuda.get_device_name() if device == "cuda" else "not used",

@@ -155,3 +155,69 @@ def test_every_run_starts_from_the_same_logits(loss_cost):
 def test_the_share_of_number_labels_is_as_asked(loss_cost):
     problem = loss_cost.Problem(loss_cost.Setting("float32", 10, 0.25, 40, 50, "cpu"))
     assert torch.isin(problem.labels, problem.number_ids).sum() == 10
+
+
+def run_benchmark(*arguments: object) -> str:
+    """What a script prints; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_problem_generation_prints_its_table_and_writes_the_csv(tmp_path):
+    # Stands in for the original package, whose Python is another one.
+    stub = tmp_path / "mathematics_dataset"
+    stub.mkdir()
+    (stub / "__init__.py").touch()
+    (stub / "generate.py").write_text(
+        "from collections import defaultdict\n"
+        "FLAGS = init_modules = lambda *arguments: None\n"
+        "filtered_modules = defaultdict(lambda: defaultdict(lambda: (lambda: sum(range(9999)))))\n"
+        "sample_from_module = lambda module: module()\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+
+    options = ("--rounds", 2, "--count", 2, "--original", python, "--csv", tmp_path / "cost.csv")
+    printed = run_benchmark("benchmarks/problem_generation.py", *options)
+    assert "| train | arithmetic__add_sub_multiple | " in printed
+    with (tmp_path / "cost.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == (13 + 1) + (13 + 1) + (7 + 1)
+    for row in rows:
+        assert float(row["microseconds"]) > 0
+        assert float(row["ratio_quartile_1"]) <= float(row["ratio"])
+        assert float(row["ratio"]) <= float(row["ratio_quartile_3"])
+
+
+def test_problem_generation_says_when_the_original_package_cannot_be_used():
+    done = subprocess.run(
+        [
+            *(sys.executable, "benchmarks/problem_generation.py", "--original", sys.executable),
+            *("--rounds", "1", "--count", "1"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "cannot run the original package" in done.stderr
+    assert "No module named 'mathematics_dataset'" in done.stderr
+
+
+def test_mathematics_forms_prints_a_row_for_each_module_of_each_set(assets):
+    folder = assets / "data" / "mathematics_dataset"
+    printed = run_benchmark("benchmarks/mathematics_forms.py", folder, "--count", 3)
+    lines = printed.splitlines()
+    assert len(lines) == 2 + 13 + 13 + 7
+    assert {line.count("|") for line in lines} == {9}

@@ -7,6 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -17,6 +18,7 @@ from ntl_lightning.data.mathematics.draws import Draws
 from ntl_lightning.data.mathematics.modules import EXTRAPOLATION_MODULES, TRAINING_MODULES
 from ntl_lightning.data.mathematics.values import decimal_text, prime_factors
 from ntl_lightning.data.sources import Example
+from tests.conftest import ROOT
 from tests.oracles import mathematics as oracle
 
 TRAINING = tuple(TRAINING_MODULES)
@@ -343,7 +345,7 @@ def test_problems_are_the_same_on_every_machine():
         ),
         ("What is next in 41936, 41934, 41932, 41930, 41928, 41926?", "41924"),
         ("1+315.8", "316.8"),
-        ("-28 - -30 - (2 - (5 - 2))", "3"),
+        ("What is (-204 - -209) + (1 - 0) + -12?", "-6"),
         ("Product of -34.9 and -3078.", "107422.2"),
         ("What is the remainder when 5168044 is divided by 208?", "76"),
         ("Let p = 29 - 8. Calculate the remainder when p is divided by 11.", "10"),
@@ -355,10 +357,13 @@ def test_problems_are_the_same_on_every_machine():
             "-1",
         ),
         ("Subtract 68688417820.164 from 8.5251.", "-68688417811.6389"),
-        ("Calculate 3 - (150 - 1) - (14 + -1 - ((19 - 5) + (12 - (-20 - -35)))).", "-148"),
-        ("Calculate (3/7 + 4/(-140) - (4/(-30))/(8/(-2769)))/(3490/(-40) - -87).", "183"),
+        ("Calculate (8 + 15 - 17 - (-2 + -1 + -1 - (-3 - 13))) + 3 + -2 + 1 - -114.", "110"),
+        (
+            "What is the value of (1/3*(-11664)/96 - ((23912/(-240))/61 + 0 + 4/30)) + (2 - -3)?",
+            "-34",
+        ),
         ("Calculate 0.17*-4495.6847.", "-764.266399"),
-        ("Calculate (1200/175)/(-6)*(-7)/2*(-1)/(-1)*-2*(9/(-16))/(9/(-186)).", "-93"),
+        ("What is 681*1*((-3)/12)/((-4263)/(-5684))*6/(-9)*(-18)/(-8)*4/6?", "227"),
         ("What is the billions digit of 466318475550?", "6"),
         ("Round -0.0000025237684248 to seven dps.", "-0.0000025"),
     ]
@@ -504,3 +509,26 @@ def test_prime_factors_multiply_to_the_integer(integer):
     factors = prime_factors(integer)
     assert math.prod(prime**power for prime, power in factors) == integer
     assert all(is_prime(prime) for prime, _ in factors if prime < 1000)
+
+
+# ---- Documentation
+
+
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_problems_as_they_are():
+    assert all(f"`{module}`" in PAGE for module in PAPERS_MODULES | PAPERS_EXTRAPOLATION)
+    rows = re.findall(r"^\| `(\w+)`(?:, `\w+`)* \| (.+[.?)]) \| (-?[\d.]+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 12
+    for module, question, answer in rows:
+        assert oracle.solve(module, question.replace("\\*", "*")) == Fraction(answer)
+
+
+def test_the_sources_of_the_page_make_examples():
+    sources = re.findall(r"data\.Mathematics\n +init_args: (\{.+\})", PAGE)
+    assert len(sources) == 7
+    for text in sources:
+        fields = yaml.safe_load(text)
+        fields["modules"] = tuple(fields.get("modules", ())) or None
+        assert Mathematics(**{**fields, "num_examples": 1}).examples()

@@ -120,8 +120,12 @@ def _calculate(
         mul_div=mul_div,
         length=length,
     )
-    text = expression.text()
-    return Problem(text, lambda: (draws.choice(_EXPRESSIONS).format(text), str(value)))
+
+    def write() -> tuple[str, str]:
+        return draws.choice(_EXPRESSIONS).format(expression.text()), str(value)
+
+    # Quicker than the text, which most tries do not need; and as good a mark.
+    return Problem(f"expression {expression.constants}", write)
 
 
 def _linear(draws: Draws, budget: Budget, *, degree: int) -> Problem:
