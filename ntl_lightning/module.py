@@ -318,7 +318,8 @@ class NumberAwareLM(LightningModule):
             raise ValueError(
                 f"no label of the training data is a number token (model.number_tokens="
                 f"{self.vocabulary.kind!r}; {coverage.digit_bearing} of {coverage.tokens} label "
-                "tokens hold a digit), so the number losses could never act. Try "
+                "tokens hold a digit; the first target of each source of data.train: "
+                f"{', '.join(coverage.first_targets)}), so the number losses could never act. Try "
                 "model.tokenizer with digit_level: true or model.number_tokens=integers, look at "
                 "`python -m ntl_lightning inspect-tokenizer`, or train with CrossEntropy alone"
             )

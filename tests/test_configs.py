@@ -14,7 +14,7 @@ import yaml
 from ntl_lightning import backbones, data, losses, numbers, optimization
 from ntl_lightning.backbones import Backbone
 from ntl_lightning.cli import main
-from ntl_lightning.data import Source
+from ntl_lightning.data import RowFilter, Source
 from ntl_lightning.losses import LossTerm, WeightSchedule
 from ntl_lightning.numbers import NumberFormat, Tokenizer
 from ntl_lightning.optimization import LRSchedule, OptimizerSpec
@@ -128,7 +128,11 @@ def option_names(settings: dict[str, Any], prefix: str) -> list[str]:
 
 def class_arguments() -> list[str]:
     """Dotted names of the arguments of every class that a configuration can name."""
-    names = [f"NumberFormat.{field.name}" for field in fields(NumberFormat)]
+    names = [
+        f"{kind.__name__}.{field.name}"
+        for kind in (NumberFormat, RowFilter)
+        for field in fields(kind)
+    ]
     for base, package in CHOICES.items():
         for class_name in package.__all__:
             kind = getattr(package, class_name)

@@ -442,8 +442,12 @@ def test_the_expected_value_answer_is_the_mean_before_the_first_label(tmp_path):
 def test_training_stops_before_it_starts_where_no_label_can_be_a_number(tmp_path):
     text = tuple((p, "yes") for p, _ in MIXED)
     module = NumberAwareLM(backbone=TINY_LLAMA)
-    data = NumberDataModule(train=[Pairs(text)], val=[])
-    with pytest.raises(ValueError, match="no label of the training data is a number token"):
+    data = NumberDataModule(train=[Pairs(text), Pairs((("?", "no"),))], val=[])
+    message = (
+        r"no label of the training data is a number token .* 0 of 67 label tokens hold a digit; "
+        r"the first target of each source of data\.train: 'yes' \(Pairs.*\), 'no' \(Pairs.*\)\), so"
+    )
+    with pytest.raises(ValueError, match=message):
         fitted(tmp_path, module, data, max_epochs=1)
     plain = NumberAwareLM(backbone=TINY_LLAMA, loss_terms=[CrossEntropy()])
     fitted(tmp_path, plain, NumberDataModule(train=[Pairs(text)], val=[]), max_epochs=1)

@@ -1,14 +1,17 @@
 """Tasks as pairs of text, and the batches made of them."""
 
+from ntl_lightning.data.benchmarks import GSM8K, SVAMP, MultiRC, RJokes
 from ntl_lightning.data.collate import Architecture, Collator, encode
 from ntl_lightning.data.datamodule import LabelCoverage, NumberDataModule
 from ntl_lightning.data.loader import BatchLoader, BatchOrder, StepTotals
 from ntl_lightning.data.mathematics import Mathematics
 from ntl_lightning.data.problems import Arithmetic, Friedman
-from ntl_lightning.data.sources import GSM8K, Csv, Example, JsonLines, Source
+from ntl_lightning.data.sources import Example, Mixture, Source, Split
+from ntl_lightning.data.tables import Csv, HubDataset, JsonLines, Parquet, RowFilter
 
 __all__ = [
     "GSM8K",
+    "SVAMP",
     "Architecture",
     "Arithmetic",
     "BatchLoader",
@@ -17,11 +20,18 @@ __all__ = [
     "Csv",
     "Example",
     "Friedman",
+    "HubDataset",
     "JsonLines",
     "LabelCoverage",
     "Mathematics",
+    "Mixture",
+    "MultiRC",
     "NumberDataModule",
+    "Parquet",
+    "RJokes",
+    "RowFilter",
     "Source",
+    "Split",
     "StepTotals",
     "encode",
 ]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,6 +15,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ntl_lightning.data.collate import IGNORE_INDEX, Architecture, Collator, encode
+from ntl_lightning.data.files import shortened
 from ntl_lightning.data.loader import BatchLoader, BatchOrder, StepTotals
 from ntl_lightning.data.problems import Arithmetic
 from ntl_lightning.data.quantities import compile_patterns, matched_spans
@@ -53,6 +54,8 @@ class LabelCoverage:
     """Label tokens that are number tokens, without those that are marked as no quantities."""
     not_quantities: int = 0
     """Number tokens that are marked as no quantities."""
+    first_targets: tuple[str, ...] = field(default=(), compare=False)
+    """The first target of every source and where it comes from, for messages."""
 
     @property
     def reached(self) -> float:
@@ -173,6 +176,8 @@ class NumberDataModule(LightningDataModule):
         self._values = self.vocabulary.value_table()
         self._forms = self.vocabulary.forms_table()
         self._tables: dict[str, Dataset] = {}
+        self._ids: dict[str, list[str | None]] = {}
+        self._first_targets: tuple[str, ...] = ()
         self._train_loader: StepTotals | None = None
         self._train_state: dict[str, Any] | None = None
         self.label_coverage: LabelCoverage | None = None
@@ -205,7 +210,7 @@ class NumberDataModule(LightningDataModule):
                 self._set_up("val", self.val_sources)
             if self.label_coverage is None:
                 self._describe_training()
-                self._report_shared_prompts()
+                self._report_what_is_shared()
         elif stage == "validate":
             if not self.val_sources:
                 raise ValueError("data.val is empty: name a source to validate on")
@@ -238,7 +243,9 @@ class NumberDataModule(LightningDataModule):
             max_target_tokens=self.max_target_tokens,
             not_quantities=self.not_quantities,
         )
+        self._ids[name] = [example.id for example in examples]
         if name == "train":
+            self._first_targets = tuple(f"{e[0].target!r} ({e[0].origin})" for e in by_source if e)
             self._report_marks_without_digits(by_source)
 
     def _report_marks_without_digits(self, by_source: Sequence[Sequence[Example]]) -> None:
@@ -278,6 +285,7 @@ class NumberDataModule(LightningDataModule):
             digit_bearing=int((is_digit_bearing & is_quantity).sum()),
             numbers=int((is_number & is_quantity).sum()),
             not_quantities=int((is_number & ~is_quantity).sum()),
+            first_targets=self._first_targets,
         )
         self.label_coverage = coverage
         marked = f", {coverage.not_quantities} more are marked as no quantities" if marks else ""
@@ -301,12 +309,21 @@ class NumberDataModule(LightningDataModule):
             )
         self.training_mean = _mean_number(_column(table, "target").to_pylist())
 
-    def _report_shared_prompts(self) -> None:
-        """Say which evaluation prompts are trained on, before it is too late."""
+    def _report_what_is_shared(self) -> None:
+        """Say which evaluation prompts and ids are trained on, before it is too late."""
         seen = set(_column(self._tables["train"], "prompt").to_pylist())
+        seen_ids = set(self._ids["train"]) - {None}
         names = ["val"] if self.val_sources else []
         for name in [*names, *(f"test.{name}" for name in self.test_sources)]:
-            prompts = self._prompts(name)
+            prompts, ids = self._prompts_and_ids(name)
+            shared_ids = [key for key in ids if key in seen_ids]
+            if shared_ids:
+                rank_zero_warn(
+                    f"{len(shared_ids)} of {len(ids)} examples of data.{name} have an id that "
+                    f"data.train has too, the first is {shortened(str(shared_ids[0]))}: its "
+                    "metrics say in part what is remembered. Split the data by id, see "
+                    "ntl_lightning.data.Split."
+                )
             shared = sum(prompt in seen for prompt in prompts)
             if shared:
                 rank_zero_warn(
@@ -315,16 +332,16 @@ class NumberDataModule(LightningDataModule):
                     "file or seed of its own."
                 )
 
-    def _prompts(self, name: str) -> list[str]:
-        """The prompts of a set; none where a test set is not at hand during training."""
+    def _prompts_and_ids(self, name: str) -> tuple[list[str], list[str | None]]:
+        """Those of a set; none where a test set is not at hand during training."""
         if name in self._tables:
-            return list(_column(self._tables[name], "prompt").to_pylist())
+            return _column(self._tables[name], "prompt").to_pylist(), self._ids[name]
         try:
             examples = _examples(self.test_sources[name.removeprefix("test.")])
         except OSError as error:
             rank_zero_warn(f"data.{name} cannot be read yet: {error}")
-            return []
-        return [example.prompt for example in examples]
+            return [], []
+        return [example.prompt for example in examples], [example.id for example in examples]
 
     def _order(self, table: Dataset, batch_size: int, **settings: bool) -> BatchOrder:
         lengths = pc.add(_num_tokens(table, "prompt_ids"), _num_tokens(table, "target_ids"))

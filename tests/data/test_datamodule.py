@@ -670,6 +670,33 @@ def test_prompts_that_training_shares_with_evaluation_are_counted():
     assert "file or seed of its own" in messages[0]
 
 
+def test_ids_that_training_shares_with_evaluation_are_counted(write):
+    def table(name, *ids):
+        rows = "".join(f"{name}{i},{i},{key}\n" for i, key in enumerate(ids))
+        return Csv(write(f"q,n,key\n{rows}", f"{name}.csv"), "q", "n", id_column="key")
+
+    data = data_module(
+        train=[table("a", "x", "y"), table("b", "z", "z"), targets("1")],
+        val=[table("c", "w", "z", "x", "z")],
+        test={"same": [table("d", "y")], "other": [table("e", "w"), Pairs((("x:", "2"),))]},
+    )
+    with pytest.warns(UserWarning, match="have an id that data.train has too") as caught:
+        data.setup("fit")
+    messages = [str(warning.message) for warning in caught if "id that" in str(warning.message)]
+    assert [message.partition(":")[0] for message in messages] == [
+        "3 of 4 examples of data.val have an id that data.train has too, the first is 'z'",
+        "1 of 1 examples of data.test.same have an id that data.train has too, the first is 'y'",
+    ]
+
+
+def test_a_gold_that_is_too_long_is_named_with_its_line(write):
+    path = write("q,n\na,12\nb,123456\n", "t.csv")
+    data = data_module(train=[Csv(path, "q", "n")], val=[], max_target_tokens=5)
+    message = r"data\.train: 1 of 2 .* longer than data\.max_target_tokens=5 .* t\.csv:3 with 7"
+    with pytest.raises(ValueError, match=message):
+        data.setup("fit")
+
+
 def test_a_test_file_that_is_not_there_yet_does_not_stop_training(tmp_path):
     data = data_module(test={"far": [JsonLines(str(tmp_path / "no.jsonl"), "p", "t")]})
     with pytest.warns(UserWarning, match=r"data\.test\.far cannot be read yet: .*no\.jsonl"):

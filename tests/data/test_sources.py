@@ -1,30 +1,46 @@
-import csv
-import json
-import re
-from decimal import Decimal
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import chain
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-from ntl_lightning.data.sources import GSM8K, Csv, Example, JsonLines, Source, TextTemplate
+from ntl_lightning.data import Csv, Example, Friedman, JsonLines, Mixture, RowFilter, Source, Split
+from ntl_lightning.data.sources import TextTemplate
 
 
-def texts(source: Source) -> list[tuple[str, str | None]]:
-    return [(e.prompt, e.target) for e in source.examples()]
+@dataclass(frozen=True)
+class Given(Source):
+    """Prompts as they are given, answered by their length; an id is what stands before a colon."""
+
+    prompts: tuple[str, ...]
+
+    def examples(self):
+        return [
+            Example(p, str(len(p)), f"Given[{i}]", id=p.partition(":")[0] if ":" in p else None)
+            for i, p in enumerate(self.prompts)
+        ]
+
+
+def numbered(count, name=""):
+    return Given(tuple(f"{name}{i}" for i in range(count)))
+
+
+def prompts(source):
+    return [example.prompt for example in source.examples()]
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Writes a file and returns its path; text is encoded as UTF-8, bytes are written as is."""
-
-    def write(content, name="data.jsonl") -> str:
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-
-    return write
+def said(monkeypatch):
+    """What sources report beside warnings."""
+    messages = []
+    monkeypatch.setattr("ntl_lightning.data.sources.rank_zero_info", messages.append)
+    return messages
 
 
 # ---- Source
@@ -43,7 +59,7 @@ def test_sources_are_configured_by_class_path(write):
         {
             "sources": [
                 {
-                    "class_path": "ntl_lightning.data.sources.JsonLines",
+                    "class_path": "ntl_lightning.data.JsonLines",
                     "init_args": {"path": path, "prompt": "q", "target": "a"},
                 }
             ]
@@ -100,235 +116,6 @@ def test_any_text_can_be_written_as_a_template(literal, name, value):
     assert template.fill({name: value}) == literal + value + literal
 
 
-# ---- JsonLines
-
-
-def test_json_lines_give_columns_and_templates(write):
-    path = write(
-        '{"question": "How many?", "a": 3, "b c": "four", "yes": true}\n'
-        '{"question": "Why?", "a": -4, "b c": "Zoë", "yes": false}\n',
-        "train.jsonl",
-    )
-    assert JsonLines(path, "question", "a").examples() == [
-        Example("How many?", "3", "train.jsonl:1"),
-        Example("Why?", "-4", "train.jsonl:2"),
-    ]
-    assert texts(JsonLines(path, "{question} {b c}!", "{a} {yes}")) == [
-        ("How many? four!", "3 true"),
-        ("Why? Zoë!", "-4 false"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "number", ["0.10", "1e400", "1E-3", "-0", "5.0", "1" * 5000, "0.1000000000000000055511151231"]
-)
-def test_json_numbers_keep_their_text(write, number):
-    path = write('{"q": "?", "a": ' + number + "}")
-    assert texts(JsonLines(path, "q", "a")) == [("?", number)]
-
-
-def test_a_column_whose_name_has_braces_is_a_column_where_it_exists(write):
-    path = write('{"{x}": "column", "x": "field"}')
-    assert texts(JsonLines(path, "{x}", "{x}!")) == [("column", "field!")]
-
-
-def test_without_target_the_answer_is_unknown(write):
-    assert texts(JsonLines(write('{"q": "?"}'), "q", None)) == [("?", None)]
-
-
-def test_blank_lines_are_passed_over_and_counted(write):
-    path = write('\n{"q": "a", "n": 1}\n  \r\n\n{"q": "b", "n": 2}\r\n\n')
-    assert [(e.prompt, e.origin) for e in JsonLines(path, "q", "n").examples()] == [
-        ("a", "data.jsonl:2"),
-        ("b", "data.jsonl:5"),
-    ]
-
-
-def test_only_line_feeds_end_a_json_line(write):
-    path = write('{"q": "a\u2028b\x85c", "n": 1}\n{"q": "d", "n": 2}')
-    assert texts(JsonLines(path, "q", "n")) == [("a\u2028b\x85c", "1"), ("d", "2")]
-
-
-def test_a_byte_order_mark_of_utf_8_is_accepted(write):
-    path = write(b'\xef\xbb\xbf{"q": "\xc3\xa9", "n": 1}')
-    assert texts(JsonLines(path, "q", "n")) == [("é", "1")]
-
-
-def test_max_examples_takes_the_first_and_leaves_the_rest_unread(write):
-    path = write('{"q": "a", "n": 1}\n{"q": "b", "n": 2}\nnot JSON\n')
-    assert texts(JsonLines(path, "q", "n", max_examples=2)) == [("a", "1"), ("b", "2")]
-
-
-def test_max_examples_may_exceed_what_there_is(write):
-    path = write('{"q": "a", "n": 1}\n{"q": "b", "n": 2}\n')
-    assert len(JsonLines(path, "q", "n", max_examples=3).examples()) == 2
-
-
-def test_paths_may_have_variables(write, tmp_path, monkeypatch):
-    write('{"q": "?", "n": 1}', "here.jsonl")
-    monkeypatch.setenv("NTL_FOLDER", str(tmp_path))
-    assert texts(JsonLines("${NTL_FOLDER}/here.jsonl", "q", "n")) == [("?", "1")]
-
-
-def test_a_variable_that_is_not_set_is_named_with_its_key(monkeypatch):
-    monkeypatch.delenv("NTL_FOLDER", raising=False)
-    with pytest.raises(ValueError, match=r"JsonLines\.path: .*NTL_FOLDER"):
-        JsonLines("${NTL_FOLDER}/here.jsonl", "q", "n").examples()
-
-
-def test_relative_paths_start_at_the_working_folder(write, tmp_path, monkeypatch):
-    write('{"q": "?", "n": 1}', "here.jsonl")
-    monkeypatch.chdir(tmp_path)
-    assert texts(JsonLines("here.jsonl", "q", "n")) == [("?", "1")]
-
-
-def test_a_missing_file_is_named_with_the_place_looked_at(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    place = re.escape(str(tmp_path / "gone.jsonl"))
-    with pytest.raises(FileNotFoundError, match=rf"JsonLines\.path: there is no file {place} "):
-        JsonLines("gone.jsonl", "q", "n").examples()
-
-
-def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(IsADirectoryError, match=r"Csv\.path: /.* is a folder"):
-        Csv(str(tmp_path), "q", "n").examples()
-
-
-GOOD = '{"q": "?", "n": 1}\n'
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", r"data\.jsonl: the file is empty"),
-        ("\n \n", r"data\.jsonl: the file has blank lines only"),
-        (GOOD + '{"q": "?", "n": }\n', r":2: not JSON at character 17: Expecting value"),
-        (GOOD + '{"q": "?"', r":2: not JSON at character 10: Expecting ',' delimiter"),
-        ("{\n" + GOOD, r":1: not JSON at character 2: .*Every line must be one whole JSON object"),
-        (GOOD + '{"q": "' + "x" * 200, r':2: not JSON .*"q": "x{70}\.\.\.'),
-        (GOOD.strip() + "\r" + GOOD, r":1: not JSON at .*Extra data.*convert the line ends"),
-        (GOOD + '{"q": ' + "[" * 100_000, r":2: lists or objects are nested too deeply"),
-        (GOOD + "[1, 2]\n", r":2: not a JSON object: '\[1, 2\]'"),
-        (GOOD + "7\n", r":2: not a JSON object: '7'"),
-        ('{"q": "?", "n": 1, "q": "!"}', r":1: the key 'q' stands twice"),
-        (GOOD + '{"q": "?"}', r":2: there is no column 'n', which JsonLines\.target names\. .*'q'"),
-        (
-            GOOD + '{"q": null, "n": 1}',
-            r":2: the column 'q', .*prompt names, has no value \(null\)",
-        ),
-        (GOOD + '{"q": "?", "n": NaN}', r":2: the column 'n', .* has no value \(nan\)"),
-        (GOOD + '{"q": "?", "n": -Infinity}', r":2: the column 'n', .* has no value \(-inf\)"),
-        (GOOD + '{"q": "?", "n": [1]}', r":2: the column 'n', .* holds a list"),
-        (GOOD + '{"q": "?", "n": {"a": 1}}', r":2: the column 'n', .* holds an object"),
-        (GOOD + '{"q": "?", "n": " "}', r":2: the column 'n', .*\.target names, is empty"),
-        (GOOD + '{"q": "", "n": 1}', r":2: the column 'q', .*\.prompt names, is empty"),
-        (GOOD + '{"q": "\\ud83d", "n": 1}', r":2: the column 'q' has half of a surrogate pair"),
-        (GOOD.encode("utf-16"), r":1: byte 1 of the line is 0xff, .*iconv -f UTF-16 -t UTF-8"),
-        (GOOD.encode("utf-16-be"), r":1: byte 1 of the line is 0x00, .*UTF-16"),
-        (b"\xfe\xff" + GOOD.encode("utf-16-be"), r":1: byte 1 of the line is 0xfe, .*UTF-16"),
-        (GOOD.encode("utf-32"), r":1: byte 1 of the line is 0xff, .*UTF-32"),
-        (GOOD.encode() + b'{"q": "caf\xe9"}', r":2: byte 11 of the line is 0xe9, .*ISO-8859-1"),
-        (b'\xef\xbb\xbf{"q": "caf\xe9"}', r":1: byte 14 of the line is 0xe9, .*convert it"),
-    ],
-)
-def test_faults_in_a_file_are_named_with_their_line(write, content, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        JsonLines(write(content), "q", "n").examples()
-    assert "/data.jsonl:" in str(caught.value)
-
-
-def test_an_unused_column_may_hold_anything(write):
-    path = write('{"q": "?", "n": 1, "x": null, "y": [NaN, {}]}')
-    assert texts(JsonLines(path, "q", "n")) == [("?", "1")]
-
-
-def test_a_name_that_is_no_column_lists_those_that_exist(write):
-    with pytest.raises(ValueError, match=r"no column 'question', .* are 'q', 'n'\..*braces"):
-        JsonLines(write(GOOD), "question", "n").examples()
-
-
-def test_a_template_with_an_unknown_column_lists_those_that_exist(write):
-    with pytest.raises(ValueError, match=r":1: there is no column 'm', .*target.* are 'q', 'n'\."):
-        JsonLines(write(GOOD), "q", "{n} and {m}").examples()
-
-
-def test_a_template_with_a_stray_brace_names_its_key(write):
-    with pytest.raises(ValueError, match=r"JsonLines\.target: .*without its partner"):
-        JsonLines(write(GOOD), "q", "{n").examples()
-
-
-def test_no_column_of_a_target_may_be_empty_but_one_of_a_prompt_may(write):
-    path = write('{"title": "", "q": "?", "n": 1}')
-    assert texts(JsonLines(path, "{title}{q}", "n")) == [("?", "1")]
-    with pytest.raises(ValueError, match=r":1: the column 'title', .*target names, is empty"):
-        JsonLines(path, "q", "{title}{n}").examples()
-
-
-@pytest.mark.parametrize("max_examples", [0, -1])
-@pytest.mark.parametrize("name", ["JsonLines", "Csv", "GSM8K"])
-def test_max_examples_must_be_positive(name, max_examples):
-    make = {
-        "JsonLines": lambda n: JsonLines("x", "q", "n", max_examples=n),
-        "Csv": lambda n: Csv("x", "q", "n", max_examples=n),
-        "GSM8K": lambda n: GSM8K("x", max_examples=n),
-    }[name]
-    with pytest.raises(ValueError, match=rf"{name}\.max_examples must be .* got {max_examples}"):
-        make(max_examples)
-
-
-# ---- Columns that are no quantities
-
-TABLES = {
-    "JsonLines": '{"q": "?", "room": 12, "t": "19.5", "name": "R12"}\n'
-    '{"q": "!", "room": "7b", "t": 4, "name": "x"}\n',
-    "Csv": "q,room,t,name\n?,12,19.5,R12\n!,7b,4,x\n",
-}
-
-
-def marked(source):
-    return [[e.target[a:b] for a, b in e.not_quantities] for e in source.examples()]
-
-
-@pytest.mark.parametrize("kind", [JsonLines, Csv])
-@pytest.mark.parametrize(
-    ("target", "columns", "expected"),
-    [
-        ("{room}: {t}", ["room"], [["12"], ["7b"]]),
-        ("{t} in {{}} {room}{name}", ["room"], [["12"], ["7b"]]),
-        ("{room}{t}{room} {name}", ["room", "name"], [["12", "12", "R12"], ["7b", "7b", "x"]]),
-        ("room", ["room"], [["12"], ["7b"]]),
-        ("{t}", [], [[], []]),
-    ],
-)
-def test_columns_are_marked_where_they_stand_in_the_target(write, kind, target, columns, expected):
-    source = kind(write(TABLES[kind.__name__]), "q", target, not_quantities=tuple(columns))
-    assert marked(source) == expected
-
-
-@pytest.mark.parametrize("kind", [JsonLines, Csv])
-@pytest.mark.parametrize("column", ["q", "rom", r"room (\d+)"])
-def test_a_column_that_is_not_in_the_target_cannot_be_marked(write, kind, column):
-    name = kind.__name__
-    source = kind(write(TABLES[name]), "q", "{room}: {t}", not_quantities=("t", column))
-    message = rf"{name}\.not_quantities: .* is no column of {name}\.target, which has 'room', 't'\."
-    with pytest.raises(ValueError, match=message) as error:
-        source.examples()
-    assert repr(column) in str(error.value)
-
-
-@pytest.mark.parametrize("kind", [JsonLines, Csv])
-def test_columns_of_no_target_cannot_be_marked(kind):
-    name = kind.__name__
-    with pytest.raises(ValueError, match=rf"{name}\.not_quantities .* {name}\.target is null"):
-        kind("x", "q", None, not_quantities=("room",))
-
-
-@pytest.mark.parametrize("kind", [JsonLines, Csv])
-def test_a_text_is_not_taken_for_the_list_of_its_letters(kind):
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\.not_quantities .* 'room' alone"):
-        kind("x", "q", "{room}: {t}", not_quantities="room")
-
-
 @given(st.lists(st.tuples(st.text(max_size=3), st.sampled_from("abc"), st.text(max_size=3))))
 def test_spans_of_a_template_hold_the_values_of_its_fields(pieces):
     template = TextTemplate((*((text, field) for text, field, _ in pieces), ("end", None)))
@@ -339,222 +126,227 @@ def test_spans_of_a_template_hold_the_values_of_its_fields(pieces):
         assert found == [values[field] for _, field, _ in pieces if field in wanted]
 
 
-_values = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip),
-    st.integers(),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.booleans(),
+# ---- Split
+
+PARTS = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+def test_the_parts_hold_every_example_once_in_its_order():
+    source = numbered(1000)
+    parts = {part: prompts(Split(source, part)) for part in PARTS}
+    assert sorted(chain.from_iterable(parts.values())) == sorted(source.prompts)
+    for part in parts.values():
+        assert part == sorted(part, key=int)
+
+
+def test_the_parts_have_about_their_shares():
+    # Five standard deviations of a binomial count.
+    for part, share in PARTS.items():
+        count = len(Split(numbered(10_000), part).examples())
+        assert abs(count - 10_000 * share) < 5 * (10_000 * share * (1 - share)) ** 0.5
+
+
+def test_an_example_stays_in_its_part_wherever_it_stands():
+    old = numbered(300).prompts
+    grown = Given((*reversed(old), *numbered(200, "new ").prompts))
+    for part in PARTS:
+        before = set(prompts(Split(Given(old), part)))
+        assert before == set(prompts(Split(grown, part))) & set(old)
+
+
+def test_the_hash_is_the_same_on_every_machine():
+    """Parts by the definition: the place of an 8-byte BLAKE2b digest on the line from 0 to 1."""
+    expected = []
+    for prompt in numbered(50).prompts:
+        digest = blake2b(f"7 {prompt}".encode(), digest_size=8).hexdigest()
+        if int(digest, 16) < 0.3 * 2**64:
+            expected.append(prompt)
+    assert prompts(Split(numbered(50), "a", shares={"a": 0.3, "b": 0.7}, seed=7)) == expected
+
+
+def test_equal_prompts_and_equal_ids_are_never_parted():
+    twice = Given(numbered(200).prompts * 2)
+    grouped = Given(tuple(f"{i % 40}:{i}" for i in range(200)))
+    for part in PARTS:
+        assert set(Counter(prompts(Split(twice, part))).values()) == {2}
+        ids = Counter(example.id for example in Split(grouped, part).examples())
+        assert set(ids.values()) == {5}
+
+
+def test_the_order_of_the_shares_does_not_matter():
+    one = Split(numbered(100), "val", shares={"train": 0.7, "val": 0.2, "test": 0.1})
+    other = replace(one, shares=dict(reversed(one.shares.items())))
+    assert one.examples() == other.examples()
+
+
+def test_another_seed_gives_another_split():
+    one, other = (set(prompts(Split(numbered(1000), "test", seed=seed))) for seed in (0, 1))
+    assert len(one & other) < 0.3 * len(one)
+
+
+def test_a_part_may_be_cut():
+    source = numbered(100)
+    whole = Split(source, "train").examples()
+    assert Split(source, "train", max_examples=7).examples() == whole[:7]
+
+
+@given(
+    names=st.lists(st.text(max_size=3), min_size=1, max_size=5, unique=True),
+    sizes=st.lists(st.integers(1, 9), min_size=5, max_size=5),
 )
+def test_any_shares_cover_every_example_once(names, sizes):
+    sizes = sizes[: len(names)]
+    shares = {name: size / sum(sizes) for name, size in zip(names, sizes, strict=True)}
+    source, found = numbered(60), []
+    for name in names:
+        with suppress(ValueError):  # A part may be empty, which is refused.
+            found += prompts(Split(source, name, shares=shares))
+    assert sorted(found) == sorted(source.prompts)
 
 
-@given(rows=st.lists(st.tuples(_values, _values), min_size=1, max_size=5), ascii_only=st.booleans())
-def test_what_the_json_module_writes_is_read_back(tmp_path_factory, rows, ascii_only):
-    path = tmp_path_factory.mktemp("json") / "rows.jsonl"
-    lines = [json.dumps({"q": q, "n": n}, ensure_ascii=ascii_only) for q, n in rows]
-    path.write_bytes("\n".join(lines).encode())
-
-    def text(value) -> str:
-        return value if isinstance(value, str) else json.dumps(value)
-
-    expected = [(text(q), text(n)) for q, n in rows]
-    assert texts(JsonLines(str(path), "q", "n")) == expected
-
-
-# ---- Csv
-
-
-def test_csv_gives_columns_and_templates_as_they_stand(write):
-    path = write("name,log solubility,x\nAmigdalin,-0.770,1e5\nFen  fur,+3.,007\n", "t.csv")
-    assert Csv(path, "name", "log solubility").examples() == [
-        Example("Amigdalin", "-0.770", "t.csv:2"),
-        Example("Fen  fur", "+3.", "t.csv:3"),
-    ]
-    assert texts(Csv(path, "{name} at {x}:", "{log solubility} mol"))[1] == (
-        "Fen  fur at 007:",
-        "+3. mol",
-    )
-
-
-def test_csv_fields_may_be_quoted_and_lines_are_still_counted(write):
-    path = write('q,n\n"a, ""b""\nc",1\n\nd,2\n', "t.csv")
-    assert Csv(path, "q", "n").examples() == [
-        Example('a, "b"\nc', "1", "t.csv:2"),
-        Example("d", "2", "t.csv:5"),
-    ]
-
-
-def test_csv_line_ends_of_windows_and_the_mark_of_utf_8_are_accepted(write):
-    path = write(b"\xef\xbb\xbfq,n\r\na,1\r\nb,2\r\n", "t.csv")
-    assert texts(Csv(path, "q", "n")) == [("a", "1"), ("b", "2")]
-
-
-def test_csv_may_be_split_by_another_character(write):
-    path = write("q\tn\na,b\t1\n", "t.tsv")
-    assert texts(Csv(path, "q", "n", delimiter="\t")) == [("a,b", "1")]
-
-
-def test_csv_cells_may_be_longer_than_the_csv_module_allows(write):
-    limit = csv.field_size_limit()
-    long = "x" * (limit + 1)
-    assert texts(Csv(write(f"q,n\n{long},1\n", "t.csv"), "q", "n")) == [(long, "1")]
-    assert csv.field_size_limit() == limit
-
-
-def test_csv_without_target_and_with_max_examples(write):
-    path = write("q\na\nb\n", "t.csv")
-    assert texts(Csv(path, "q", None, max_examples=1)) == [("a", None)]
+def test_a_split_that_leaves_nothing_is_refused():
+    with pytest.raises(
+        ValueError, match=r"Split: none of the 1 examples .* 'val' with share 1e-09"
+    ):
+        Split(numbered(1), "val", shares={"train": 1 - 1e-9, "val": 1e-9}).examples()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("settings", "message"),
     [
-        ("", r"/t\.csv: the file is empty"),
-        ("\n\n", r"/t\.csv: the file has no rows below its header"),
-        ("q,n\n", r"/t\.csv: the file has no rows below its header"),
-        ("q,n\na,1\nb,2,3\n", r"/t\.csv:3: the row has 3 fields, the header 2"),
-        ("q,n\n\na\n", r"/t\.csv:3: the row has 1 fields, the header 2"),
-        ("q,n,q\na,1,b\n", r"/t\.csv:1: two columns are called 'q'"),
-        ('q,n\n"a\nb",1\n"c,2\nd,3\n', r"/t\.csv:4: the row that begins here is not CSV"),
-        ('q,n\n"a"b,1\n', r"/t\.csv:2: the row that begins here is not CSV.*written twice"),
-        ("q,n\na\rb,1\n", r"/t\.csv:2: the row that begins here is not CSV.*the line ends"),
-        ('q,n\r"a","1"\r', r"/t\.csv:1: the row that begins here is not CSV.*tr '\\r' '\\n'"),
-        ("q,n\na,1\nb,\n", r"/t\.csv:3: the column 'n', which Csv\.target names, is empty"),
-        ("q,n\n,1\n", r"/t\.csv:2: the column 'q', which Csv\.prompt names, is empty"),
-        ("q;n\na;1\n", r"/t\.csv:2: there is no column 'q', .*\. The columns here are 'q;n'\."),
-        ("q,n\na,1\n".encode("utf-16"), r"/t\.csv:1: byte 1 .* 0xff, .*UTF-16"),
-        ("q,n\nb\xe9,1\n".encode("latin-1"), r"/t\.csv:2: byte 2 .* 0xe9, .*ISO-8859-1"),
+        ({"part": "dev"}, r"Split\.part: 'dev' is none of Split\.shares, which has \{train: 0\.8"),
+        ({"shares": {"train": 0.8, "val": 0.1}}, r"add up to 1, got \{train: 0\.8, val: 0\.1\}"),
+        ({"shares": {"train": 1.1, "val": -0.1}}, r"Split\.shares must be positive and add up"),
+        ({"shares": {"train": float("nan")}}, r"Split\.shares must be positive and add up"),
+        ({"shares": {}}, r"Split\.shares must be positive and add up to 1, got \{\}"),
+        ({"max_examples": 0}, r"Split\.max_examples must be 1 or more, .* got 0"),
     ],
 )
-def test_faults_in_a_table_are_named_with_their_line(write, content, message):
+def test_a_split_that_is_none_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Csv(write(content, "t.csv"), "q", "n").examples()
+        Split(**{"source": numbered(1), "part": "train", **settings})
 
 
-@pytest.mark.parametrize("delimiter", ["", ",,", '"', "\n", "\\t"])
-def test_csv_refuses_a_delimiter_that_is_not_one_character(delimiter):
-    with pytest.raises(ValueError, match=r"Csv\.delimiter must be one character"):
-        Csv("x", "q", "n", delimiter=delimiter)
+# ---- Mixture
 
 
-_fields = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t"))
+def test_a_mixture_has_its_sources_in_their_proportions():
+    mixed = Mixture((numbered(50, "a"), numbered(50, "b")), (3, 1), num_examples=40)
+    counts = Counter(prompt[0] for prompt in prompts(mixed))
+    assert counts == {"a": 30, "b": 10}
+    assert len(set(prompts(mixed))) == 40
 
 
-@given(rows=st.lists(st.tuples(_fields, _fields), min_size=1, max_size=5))
-def test_what_the_csv_module_writes_is_read_back(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("csv") / "rows.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("a", "b"), *rows])
-    read = texts(Csv(str(path), "[{a}]", None))
-    assert read == [(f"[{a}]", None) for a, _ in rows]
+def test_a_mixture_is_shuffled_and_reproducible():
+    mixture = Mixture((numbered(50, "a"), numbered(50, "b")), (1, 1))
+    assert mixture.examples() == mixture.examples()
+    assert mixture.examples() != replace(mixture, seed=1).examples()
+    first = Counter(prompt[0] for prompt in prompts(mixture)[:50])
+    assert min(first["a"], first["b"]) > 10
 
 
-def test_solubilities_of_the_real_table_are_read_exactly(assets):
-    path = str(assets / "data/esol/delaney-processed.csv")
-    column = "measured log solubility in mols per litre"
-    examples = Csv(path, "smiles", column).examples()
-    assert len(examples) == 1128
-    assert examples[1] == Example("Cc1occc1C(=O)Nc2ccccc2", "-3.3", "delaney-processed.csv:3")
-    assert texts(Csv(path, "smiles", f"{{{column}}}")) == [(e.prompt, e.target) for e in examples]
+def test_without_a_number_of_examples_none_comes_twice():
+    sources = (numbered(700, "a"), numbered(300, "b"), numbered(900, "c"))
+    mixed = prompts(Mixture(sources, (0.7, 0.3, 0.1)))
+    assert Counter(prompt[0] for prompt in mixed) == {"a": 700, "b": 300, "c": 100}
+    assert max(Counter(mixed).values()) == 1
 
 
-def test_answers_of_the_real_mathematics_files_are_read_exactly(assets):
-    path = str(assets / "data/mathematics_dataset/extrapolate.jsonl")
-    examples = JsonLines(path, "{module}: {question}", "answer").examples()
-    assert len(examples) == 350
-    assert examples[0].target == "715976.855648917"
+@pytest.mark.parametrize("wanted", [1, 7, 8, 20, 21])
+def test_a_source_that_is_too_small_is_repeated_evenly(wanted):
+    mixed = prompts(
+        Mixture((numbered(7, "a"), numbered(100, "b")), (1, 1), num_examples=2 * wanted)
+    )
+    counts = Counter(prompt for prompt in mixed if prompt[0] == "a")
+    assert counts.total() == wanted
+    assert max(counts.values()) - min([counts[f"a{i}"] for i in range(7)]) <= 1
 
 
-def test_a_json_array_is_refused_as_json_lines(assets):
-    with pytest.raises(ValueError, match=r"SVAMP\.json:1: .*Every line must be one whole"):
-        JsonLines(str(assets / "data/svamp/SVAMP.json"), "Body", "Answer").examples()
-
-
-# ---- GSM8K
-
-CLIPS = {
-    "question": "How many clips?",
-    "answer": "She sold 48/2 = <<48/2=24>>24 in May.\nThat is 48+24 = <<48+24=72>>72.\n#### 72",
-}
-
-
-def test_gsm8k_gives_the_reasoning_without_calculator_marks(write):
-    source = GSM8K(write(json.dumps(CLIPS)))
-    assert source.examples() == [
-        Example(
-            "How many clips?",
-            "She sold 48/2 = 24 in May.\nThat is 48+24 = 72.\n#### 72",
-            "data.jsonl:1",
-        )
+def test_what_is_left_out_and_repeated_is_said(said):
+    sources = (numbered(50, "a"), numbered(10, "b"), numbered(10, "c"), numbered(25, "d"))
+    Mixture(sources, (1, 1, 1, 1), num_examples=100).examples()
+    assert said == [
+        "Mixture: 25 examples from the 50 of sources[0] (Given), 25 are left out.",
+        "Mixture: 25 examples from the 10 of sources[1] (Given), each 2 or 3 times.",
+        "Mixture: 25 examples from the 10 of sources[2] (Given), each 2 or 3 times.",
+        "Mixture: 25 examples from the 25 of sources[3] (Given), each once.",
     ]
 
 
-def test_gsm8k_keeps_calculator_marks_when_asked(write):
-    source = GSM8K(write(json.dumps(CLIPS)), calculator_marks="keep")
-    assert texts(source) == [("How many clips?", CLIPS["answer"])]
-
-
-def test_gsm8k_gives_the_answer_alone_when_asked(write):
-    assert texts(GSM8K(write(json.dumps(CLIPS)), target="answer")) == [("How many clips?", "72")]
-
-
-def test_gsm8k_takes_the_first_examples_and_leaves_the_rest_unread(write):
-    path = write(json.dumps(CLIPS) + "\nnot JSON\n")
-    assert len(GSM8K(path, max_examples=1).examples()) == 1
-
-
-def test_gsm8k_takes_the_number_after_the_last_hashes(write):
-    row = {"question": "?", "answer": "first #### 3 and then\n#### -1,234 "}
-    assert texts(GSM8K(write(json.dumps(row)), target="answer")) == [("?", "-1,234")]
-
-
-def test_gsm8k_leaves_comparisons_in_the_reasoning(write):
-    row = {"question": "?", "answer": "50 < 52 and <<60>50=1>> 60 > 50 << 9\n#### 1"}
-    assert texts(GSM8K(write(json.dumps(row)))) == [("?", row["answer"])]
+@given(
+    weights=st.lists(st.integers(1, 50), min_size=1, max_size=4),
+    num_examples=st.integers(200, 400),
+)
+def test_the_counts_of_a_mixture_are_its_exact_shares_rounded(weights, num_examples):
+    sources = tuple(numbered(30, f"{i} ") for i in range(len(weights)))
+    mixed = prompts(Mixture(sources, tuple(weights), num_examples=num_examples))
+    counts = Counter(prompt.split()[0] for prompt in mixed)
+    assert len(mixed) == num_examples
+    for i, weight in enumerate(weights):
+        assert abs(counts[str(i)] - num_examples * weight / sum(weights)) < 1
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("settings", "message"),
     [
-        ({"question": "?", "answer": "It is 72."}, r":2: the answer has no '#### '.*It is 72\."),
-        ({"question": "?", "answer": "####72"}, r":2: the answer has no '#### '"),
-        ({"question": "?", "answer": "x #### many"}, r":2: 'many' after the last '#### ' is not"),
-        ({"question": "?", "answer": "#### 7 or 8"}, r":2: '7 or 8' after the last '#### ' is not"),
-        ({"question": "?", "answer": "#### 7 clips"}, r":2: '7 clips' after .* is not a number"),
-        ({"question": "?", "answer": "#### "}, r":2: '' after the last '#### ' is not a number"),
-        ({"question": "?"}, r":2: there is no column 'answer'"),
-        ({"question": " ", "answer": "#### 1"}, r":2: the column 'question', .* is empty"),
-        ({"question": "?", "answer": ""}, r":2: the column 'answer', .* is empty"),
+        ({"weights": (1,)}, "a weight for every source, got 2 sources and 1 weights"),
+        ({"sources": (), "weights": ()}, "a weight for every source, got 0 sources"),
+        ({"weights": (1, 0)}, r"Mixture\.weights\[1\] must be a positive number, got 0"),
+        ({"weights": (float("nan"), 1)}, r"Mixture\.weights\[0\] must be .* got nan"),
+        ({"num_examples": 0}, r"Mixture\.num_examples must be 1 or more"),
+        ({"seed": -1}, r"Mixture\.seed must be 0 or more, got -1"),
     ],
 )
-def test_gsm8k_refuses_rows_without_a_gold_number(write, row, message):
-    path = write(json.dumps(CLIPS) + "\n" + json.dumps(row))
-    with pytest.raises(ValueError, match=r"/data\.jsonl" + message):
-        GSM8K(path).examples()
+def test_a_mixture_that_is_none_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture(**{"sources": (numbered(1), numbered(2)), "weights": (1, 1), **settings})
 
 
-def test_gsm8k_refuses_to_keep_marks_where_there_is_no_reasoning():
-    with pytest.raises(ValueError, match=r"GSM8K\.calculator_marks: keep has no effect"):
-        GSM8K("x", calculator_marks="keep", target="answer")
+def test_a_source_that_gives_nothing_to_a_mixture_is_named():
+    with pytest.raises(
+        ValueError, match=r"Mixture\.sources\[1\] has 5 examples and gives 0 of 3\."
+    ):
+        Mixture((numbered(5), numbered(5)), (100, 1), num_examples=3).examples()
+    with pytest.raises(
+        ValueError, match=r"Mixture\.sources\[0\] has 0 examples and gives 0 of 0\."
+    ):
+        Mixture((numbered(0), numbered(5)), (1, 1)).examples()
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "marked", "with_comma", "negative", "total"),
-    [
-        ("train.jsonl", 7473, 7378, 79, 3, 403_114_874),
-        ("test.jsonl", 1319, 1301, 14, 2, 9_009_187),
-    ],
-)
-def test_gsm8k_golds_of_the_real_files(assets, name, rows, marked, with_comma, negative, total):
-    path = str(assets / "data/gsm8k" / name)
-    golds = [str(e.target) for e in GSM8K(path, target="answer").examples()]
-    assert len(golds) == rows
-    assert sum("," in gold for gold in golds) == with_comma
-    assert sum(gold.startswith("-") for gold in golds) == negative
-    assert sum(Decimal(gold.replace(",", "")) for gold in golds) == total
+# ---- Sources within sources
 
-    kept = [str(e.target) for e in GSM8K(path, calculator_marks="keep").examples()]
-    removed = [str(e.target) for e in GSM8K(path).examples()]
-    assert sum("<<" in answer for answer in kept) == marked
-    assert not any("<<" in answer or ">>" in answer for answer in removed)
-    for gold, answer in zip(golds, removed, strict=True):
-        assert answer.endswith(f"\n#### {gold}")
+
+def test_sources_are_nested_in_a_configuration(write):
+    path = write("q,n,level\na,1,easy\nb,2,hard\nc,3,easy\n", "t.csv")
+    content = yaml.safe_load(
+        f"""
+        - class_path: ntl_lightning.data.Mixture
+          init_args:
+            weights: [2, 1]
+            num_examples: 30
+            sources:
+              - class_path: ntl_lightning.data.Split
+                init_args:
+                  part: train
+                  shares: {{train: 0.9, val: 0.1}}
+                  source:
+                    class_path: ntl_lightning.data.Csv
+                    init_args:
+                      path: {path}
+                      prompt: q
+                      target: n
+                      filters:
+                        - {{column: level, one_of: [easy, 1, true]}}
+                        - {{column: n, at_most: 3}}
+              - class_path: ntl_lightning.data.Friedman
+                init_args: {{num_examples: 10, seed: 3}}
+        """
+    )
+    parser = ArgumentParser()
+    parser.add_argument("--train", type=list[Source])
+    (source,) = parser.instantiate_classes(parser.parse_object({"train": content})).train
+    filters = (RowFilter("level", one_of=("easy", 1, True)), RowFilter("n", at_most=3))
+    table = Csv(path, "q", "n", filters=filters)
+    split = Split(table, "train", shares={"train": 0.9, "val": 0.1})
+    assert source == Mixture((split, Friedman(10, seed=3)), (2, 1), num_examples=30)
+    assert {prompt for prompt in prompts(source) if len(prompt) == 1} <= {"a", "c"}
