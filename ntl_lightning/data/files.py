@@ -23,6 +23,7 @@ __all__ = [
     "existing_file",
     "json_array_rows",
     "json_rows",
+    "no_column",
     "shortened",
     "text_lines",
 ]
@@ -154,11 +155,7 @@ class Row:
 
     def _cell(self, column: str, where: str) -> object:
         if column not in self.cells:
-            raise ValueError(
-                f"{self.place}: there is no column {column!r}, which {where} names. The columns "
-                f"here are {', '.join(map(repr, self.columns))}. Name one of them, or write a text "
-                "with columns in {braces}."
-            )
+            raise no_column(column, self.columns, self.place, where)
         return self.cells[column]
 
     def _check_characters(self, value: str, column: str) -> None:
@@ -175,6 +172,15 @@ class Row:
             f"{self.place}: the column {column!r}, which {where} names, is empty. Fill it or "
             "remove the row."
         )
+
+
+def no_column(column: str, columns: Collection[str], place: str, where: str) -> ValueError:
+    """The error that a column does not exist; `where` is the setting that names it."""
+    return ValueError(
+        f"{place}: there is no column {column!r}, which {where} names. The columns here are "
+        f"{', '.join(map(repr, columns))}. Name one of them, or write a text with columns in "
+        "{braces}."
+    )
 
 
 def existing_file(path: str, where: str) -> Path:

@@ -18,6 +18,7 @@ from ntl_lightning.data.files import (
     csv_rows,
     existing_file,
     json_rows,
+    no_column,
     shortened,
 )
 from ntl_lightning.data.sources import Example, Source, TextTemplate, check_max_examples
@@ -243,7 +244,9 @@ class _Table(RowSource):
             if of_target is not None:
                 where = f"{name}.target"
                 target, spans = row.fill_target(of_target, where, self.not_quantities)
-            key = None if self.id_column is None else row.text(self.id_column, f"{name}.id_column")
+            key = None
+            if self.id_column is not None:
+                key = row.fill(TextTemplate.of_column(self.id_column), f"{name}.id_column")
             examples.append(Example(prompt, target, row.origin, spans, key))
         return examples
 
@@ -262,12 +265,19 @@ class _Table(RowSource):
                 )
         return prompt, target
 
-    def _needed(self, columns: Sequence[str]) -> list[str]:
-        """Of the columns of a table, those that the settings name."""
+    def _needed(self, columns: Sequence[str], place: str) -> list[str]:
+        """The columns that the settings name, of those that a table has."""
         prompt, target = self._templates(columns)
-        named = {*prompt.fields, *(target.fields if target else ()), self.id_column}
-        named.update(row_filter.column for row_filter in self.filters)
-        return [column for column in columns if column in named]
+        name = type(self).__name__
+        named = dict.fromkeys(prompt.fields, f"{name}.prompt")
+        named |= dict.fromkeys(target.fields if target else (), f"{name}.target")
+        if self.id_column is not None:
+            named[self.id_column] = f"{name}.id_column"
+        named |= {f.column: f"{name}.filters[{i}]" for i, f in enumerate(self.filters)}
+        for column, where in named.items():
+            if column not in columns:
+                raise no_column(column, columns, place, where)
+        return list(named)
 
 
 @dataclass(frozen=True)
@@ -344,7 +354,9 @@ class Parquet(_Table):
                     raise ValueError(f"{file}: two columns are called {repeated[0]!r}. Rename one.")
                 if not table.metadata.num_rows:
                     raise ValueError(f"{file}: the table has no rows.")
-                batches = table.iter_batches(_ROWS_AT_ONCE, columns=self._needed(columns))
+                batches = table.iter_batches(
+                    _ROWS_AT_ONCE, columns=self._needed(columns, str(file))
+                )
                 yield from arrow_rows(batches, columns, str(file), file.name)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{file}: not a Parquet file that can be read: {error}") from error
@@ -377,7 +389,7 @@ class HubDataset(_Table):
         table = f"{folder.absolute() if folder.is_dir() else path}[{self.split}]"
         dataset = self._load(path)
         columns = dataset.column_names
-        needed = dataset.select_columns(self._needed(columns))
+        needed = dataset.select_columns(self._needed(columns, table))
         batches = needed.with_format("arrow").iter(_ROWS_AT_ONCE)
         yield from arrow_rows(batches, columns, table, f"{folder.name}[{self.split}]")
 

@@ -576,6 +576,23 @@ def test_columns_that_are_not_needed_are_not_read(parquet):
         Parquet(path, "wide", "n").examples()
 
 
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"prompt": "x"}, "prompt"),
+        ({"prompt": "{x}{n}"}, "prompt"),
+        ({"target": "x"}, "target"),
+        ({"id_column": "x"}, "id_column"),
+        ({"filters": (RowFilter("n", at_least=0), RowFilter("x", matches="."))}, r"filters\[1\]"),
+    ],
+)
+def test_columns_that_a_parquet_file_lacks_are_named_with_their_setting(parquet, settings, setting):
+    path = parquet({"q": ["a"], "n": [1]})
+    message = rf"t\.parquet: there is no column 'x', which Parquet\.{setting} names\. .* 'q', 'n'\."
+    with pytest.raises(ValueError, match=message):
+        Parquet(**{"path": path, "prompt": "q", "target": None, **settings}).examples()
+
+
 def test_parquet_stops_at_max_examples(parquet):
     path = parquet({"q": ["a", "b", None], "n": [1, 2, 3]})
     assert texts(Parquet(path, "q", "n", max_examples=2)) == [("a", "1"), ("b", "2")]
@@ -939,3 +956,8 @@ def test_ids_are_those_of_their_column(write):
     assert [e.id for e in JsonLines(path, "q", "n", id_column="key").examples()] == ["17", "b"]
     with pytest.raises(ValueError, match=r"no column 'id', which JsonLines\.id_column names"):
         JsonLines(path, "q", "n", id_column="id").examples()
+    path = write("q,n,key\na,1, \n", "t.csv")
+    with pytest.raises(
+        ValueError, match=r":2: the column 'key', which Csv\.id_column names, is empty"
+    ):
+        Csv(path, "q", "n", id_column="key").examples()
