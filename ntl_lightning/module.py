@@ -45,6 +45,7 @@ from ntl_lightning.numbers import (
 )
 from ntl_lightning.optimization import AdamW, CosineLR, LRSchedule, OptimizerSpec
 from ntl_lightning.output_head import OutputHead, Projection, UnknownHead
+from ntl_lightning.probes import CannotPack, verify_packing
 
 __all__ = ["NumberAwareLM"]
 
@@ -67,7 +68,9 @@ class NumberAwareLM(LightningModule):
     each batch is averaged by its own counts. A batch is what `Collator` makes: `input_ids`,
     `attention_mask`, `labels`, for causal models `first_label`, where some numbers are no
     quantities `quantities`, and in evaluation `prompt_input_ids`, `prompt_attention_mask` and the
-    lists `prompt`, `target`, `index`.
+    lists `prompt`, `target`, `index`. Packed training batches have `position_ids` and
+    `num_positions` in place of `attention_mask`; the first one is preceded by a trial whether the
+    model keeps packed examples apart.
 
     Args:
         backbone: The language model.
@@ -151,6 +154,7 @@ class NumberAwareLM(LightningModule):
         self.logits: Literal["auto", "full"] = logits
         self._output_head: OutputHead | None = None
         self._has_chosen_head = False
+        self._can_pack = False
         self.model: PreTrainedModel | None = None
         self.training_mean: float | None = None
         """Mean of the numeric training targets, kept in the checkpoint."""
@@ -198,8 +202,9 @@ class NumberAwareLM(LightningModule):
         """Logits and the labels they are to predict, position by position.
 
         Args:
-            batch: `input_ids`, `attention_mask` (B, T); `labels` (B, T) for causal models with
-                `first_label`, the first column with a label, or (B, T') for seq2seq.
+            batch: `input_ids`, `attention_mask` or for packed rows `position_ids` (B, T); `labels`
+                (B, T) for causal models with `first_label`, the first column with a label, or
+                (B, T') for seq2seq.
 
         Returns:
             logits (B, T'', V) and labels (B, T''), aligned.
@@ -212,7 +217,8 @@ class NumberAwareLM(LightningModule):
     def _inputs(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """Arguments of the model, and how many of its first positions predict no label."""
         model, labels = self.language_model, batch["labels"]
-        inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        # Transformers tells packed examples apart only where there is no mask and no cache.
+        inputs = {key: batch[key] for key in ("input_ids", _kept_apart_by(batch))}
         inputs["use_cache"] = False
         if self.architecture == "seq2seq":
             return {**inputs, "decoder_input_ids": _decoder_inputs(model, labels)}, 0
@@ -234,7 +240,7 @@ class NumberAwareLM(LightningModule):
         return None if quantities is None else self._aligned(quantities, batch)
 
     def _check_batch(self, batch: Mapping[str, Any], *also: str) -> None:
-        wanted = {"input_ids", "attention_mask", "labels", *also}
+        wanted = {"input_ids", _kept_apart_by(batch), "labels", *also}
         if self.architecture == "causal":
             wanted.add("first_label")
         missing = sorted(wanted - set(batch))
@@ -245,7 +251,8 @@ class NumberAwareLM(LightningModule):
                 "NumberDataModule(architecture=model.architecture), or make batches with "
                 "ntl_lightning.data.Collator"
             )
-        longest, width = self._max_positions, batch["input_ids"].shape[1]
+        longest = self._max_positions
+        width = batch.get("num_positions", batch["input_ids"].shape[1])
         if longest is not None and width > longest:
             raise ValueError(
                 f"a sequence of {width} tokens is longer than the {longest} positions of "
@@ -305,7 +312,7 @@ class NumberAwareLM(LightningModule):
     def on_fit_start(self) -> None:
         """Refuse runs that cannot learn what they are meant to."""
         self._start(training=True)
-        self._output_head, self._has_chosen_head = None, False
+        self._output_head, self._has_chosen_head, self._can_pack = None, False, False
         self.training_mean = getattr(self._datamodule, "training_mean", None)
         coverage = getattr(self._datamodule, "label_coverage", None)
         if coverage is not None and coverage.numbers == 0 and self.objective.needs_numbers:
@@ -336,6 +343,8 @@ class NumberAwareLM(LightningModule):
                 "token counts and gradients depend on how a step is split. Wrap the loader in "
                 "ntl_lightning.data.StepTotals."
             )
+        if "position_ids" in batch and not self._can_pack:
+            self._verify_packing()
         if not self._has_chosen_head:
             self._choose_head()
         settings = {
@@ -382,6 +391,22 @@ class NumberAwareLM(LightningModule):
             return results[0].loss
 
         return head.loss(compute, **inputs), results[0]
+
+    def _verify_packing(self) -> None:
+        """Refuse to train a model on packed rows that does not keep their examples apart.
+
+        At the first packed batch, for the reason of `_choose_head`; all ranks do it alike.
+        """
+        try:
+            verify_packing(self.language_model, self.vocabulary.width, self.device)
+        except CannotPack as reason:
+            raise ValueError(
+                "model.backbone cannot be trained with data.packing: of packed examples each would "
+                f"see the others. About the model: {reason}. Set data.packing to false, where "
+                "data.group_by_length saves padding too; or, if model.backbone.attention is a "
+                "flash attention, which packs single rows only, take sdpa"
+            ) from reason
+        self._can_pack = True
 
     def _choose_head(self) -> None:
         """Decide whether the loss is computed from hidden states; all ranks do it alike.
@@ -658,6 +683,11 @@ class NumberAwareLM(LightningModule):
         self.training_mean = kept.get("training_mean")
         self._longest_target = kept.get("longest_target", 0)
         self.trained_steps = checkpoint.get("global_step", 0)
+
+
+def _kept_apart_by(batch: Mapping[str, Any]) -> str:
+    """The entry that says what each token may see: of packed rows or of others."""
+    return "position_ids" if "position_ids" in batch else "attention_mask"
 
 
 def _first_predicting(batch: Mapping[str, Any]) -> int:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from ntl_lightning.probes import undisturbed
+
 __all__ = ["OutputHead", "Projection", "UnknownHead"]
 
 # In the linear and in the saturated part of every soft cap; powers of two scale without rounding.
@@ -105,7 +107,7 @@ class OutputHead:
             UnknownHead: If the logits are something else than a `Projection`, or the model does not
                 run without them, or not at all.
         """
-        with _undisturbed(self._model):
+        with undisturbed(self._model):
             try:
                 own = self._model(**inputs).logits
                 self._scale, self._soft_cap = self._measure(own, inputs)
@@ -305,17 +307,3 @@ def _buffer(module: nn.Module, value: Tensor) -> Iterator[None]:
         yield
     finally:
         module.final_logits_bias = kept
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, without gradients; modes and random states are put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(gpus)), torch.no_grad():
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training

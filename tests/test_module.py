@@ -166,7 +166,7 @@ def _rank(rank, port, averaged_over, folder, share_order):
     torch.set_num_threads(1)
     if share_order:
         # As given, unshuffled: rank 0 gets the examples with numbers, rank 1 those without.
-        from ntl_lightning.data.loader import BatchOrder
+        from ntl_lightning.data import BatchOrder
 
         BatchOrder._global_batches = lambda self: [list(range(len(self.lengths)))]
     change = change_of_weights(

@@ -3,8 +3,9 @@
 from ntl_lightning.data.benchmarks import GSM8K, SVAMP, MultiRC, RJokes
 from ntl_lightning.data.collate import Architecture, Collator, encode
 from ntl_lightning.data.datamodule import LabelCoverage, NumberDataModule
-from ntl_lightning.data.loader import BatchLoader, BatchOrder, StepTotals
+from ntl_lightning.data.loader import BatchLoader, StepTotals
 from ntl_lightning.data.mathematics import Mathematics
+from ntl_lightning.data.order import BatchOrder, TokenBudgetOrder
 from ntl_lightning.data.problems import Arithmetic, Friedman
 from ntl_lightning.data.sources import Example, Mixture, Source, Split
 from ntl_lightning.data.tables import Csv, HubDataset, JsonLines, Parquet, RowFilter
@@ -33,5 +34,6 @@ __all__ = [
     "Source",
     "Split",
     "StepTotals",
+    "TokenBudgetOrder",
     "encode",
 ]

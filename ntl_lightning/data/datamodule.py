@@ -6,17 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import torch
 from datasets import Dataset
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from ntl_lightning.data.collate import IGNORE_INDEX, Architecture, Collator, encode
+from ntl_lightning.data.collate import IGNORE_INDEX, Architecture, Collator, TooLong, encode
 from ntl_lightning.data.files import shortened
-from ntl_lightning.data.loader import BatchLoader, BatchOrder, StepTotals
+from ntl_lightning.data.loader import BatchLoader, StepTotals
+from ntl_lightning.data.order import BatchOrder, TokenBudgetOrder
 from ntl_lightning.data.problems import Arithmetic
 from ntl_lightning.data.quantities import compile_patterns, matched_spans
 from ntl_lightning.data.sources import Example, Source
@@ -80,15 +83,27 @@ class NumberDataModule(LightningDataModule):
             name as `test_<name>/...`. null: as for `val`.
         predict: Sources for `predict`; their targets may be missing. Empty: the test sets.
         batch_size: Examples per batch and process in training.
-        eval_batch_size: The same in evaluation; null takes `batch_size`. Where it is set, a
-            BatchSizeFinder for evaluation needs `batch_arg_name: eval_batch_size`.
+        max_tokens_per_batch: Take as many examples into a training batch as fit this number of
+            tokens per process, padding included, whatever `batch_size` is; this is then for
+            evaluation alone. null: batches of `batch_size` examples.
+        packing: Put several training examples into each row of a batch, which leaves next to no
+            padding, and keep them from seeing each other. For causal models; needs
+            `max_tokens_per_batch`. Whether the model can do it is tried out at the first batch.
+        eval_batch_size: Examples per batch and process in evaluation; null takes `batch_size`.
+            Where it is set, a BatchSizeFinder for evaluation needs
+            `batch_arg_name: eval_batch_size`.
         group_by_length: Put training examples of similar length into a batch, which saves padding
             where lengths differ much. Off by default: where the length tells the kind of problem,
             as in arithmetic, every batch holds one kind, and training suffers badly.
+        pad_to_multiple_of: Pad sequences and labels of all batches to a multiple of this, as tensor
+            cores like it: 8, or 64. null: to the longest.
         num_workers: Processes that collate batches; 0 does it in the main process.
         seed: Decides the order of the training examples, with the epoch; not negative.
-        max_prompt_tokens: Refuse longer prompts; null takes any.
-        max_target_tokens: Refuse longer targets; null takes any.
+        max_prompt_tokens: Longest prompt, in tokens; null takes any.
+        max_target_tokens: Longest target, in tokens; null takes any.
+        too_long: What becomes of longer examples, in all sets. `refuse` stops. `leave_out` leaves
+            them out and says how many; of a prediction nothing is left out. `cut_prompt` cuts
+            prompts on their left, never within a number, and says how many; targets are never cut.
         not_quantities: Regular expressions for numbers in targets that are ids or categories and
             no quantities, in all sets: they are learnt by cross entropy alone, the number losses
             pass them over. Every token that overlaps a match is marked; where an expression has
@@ -100,7 +115,9 @@ class NumberDataModule(LightningDataModule):
         largest_number_token: Set through `model.largest_number_token` on the command line.
 
     Raises:
-        ValueError: For settings out of range; in `setup`, for the faults that `encode` names.
+        ValueError: For settings out of range, or that exclude each other; in `setup`, for the
+            faults that `encode` names, or if `max_tokens_per_batch` does not hold the longest
+            example, or meets a BatchSizeFinder.
     """
 
     def __init__(
@@ -110,12 +127,16 @@ class NumberDataModule(LightningDataModule):
         test: dict[str, list[Source]] | None = None,
         predict: Sequence[Source] = (),
         batch_size: int = 32,
+        max_tokens_per_batch: int | None = None,
+        packing: bool = False,
         eval_batch_size: int | None = None,
         group_by_length: bool = False,
+        pad_to_multiple_of: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
         max_prompt_tokens: int | None = None,
         max_target_tokens: int | None = None,
+        too_long: TooLong = "refuse",
         not_quantities: Sequence[str] = (),
         tokenizer: Tokenizer = ArithmeticTokenizer(),
         architecture: Architecture = "causal",
@@ -125,7 +146,9 @@ class NumberDataModule(LightningDataModule):
         super().__init__()
         for key, size in (
             ("batch_size", batch_size),
+            ("max_tokens_per_batch", max_tokens_per_batch),
             ("eval_batch_size", eval_batch_size),
+            ("pad_to_multiple_of", pad_to_multiple_of),
             ("max_prompt_tokens", max_prompt_tokens),
             ("max_target_tokens", max_target_tokens),
         ):
@@ -135,6 +158,34 @@ class NumberDataModule(LightningDataModule):
             raise ValueError(f"data.num_workers must be 0 or more, got {num_workers}")
         if seed < 0:
             raise ValueError(f"data.seed must be 0 or more, got {seed}")
+        if too_long not in get_args(TooLong):
+            raise ValueError(
+                f"data.too_long must be one of {', '.join(get_args(TooLong))}, got {too_long!r}"
+            )
+        if (too_long == "cut_prompt" and max_prompt_tokens is None) or (
+            too_long == "leave_out" and max_prompt_tokens is None and max_target_tokens is None
+        ):
+            either = "" if too_long == "cut_prompt" else " or data.max_target_tokens"
+            raise ValueError(
+                f"data.too_long={too_long} has no effect without data.max_prompt_tokens{either}"
+            )
+        if packing:
+            if architecture == "seq2seq":
+                raise ValueError(
+                    "data.packing is for causal models: the encoder of a seq2seq model would read "
+                    "all examples of a row as one. Set data.packing to false; "
+                    "data.max_tokens_per_batch with data.group_by_length saves padding too"
+                )
+            if max_tokens_per_batch is None:
+                raise ValueError(
+                    "data.packing needs data.max_tokens_per_batch, the tokens of a batch; a "
+                    "multiple of the longest example packs well"
+                )
+            if group_by_length:
+                raise ValueError(
+                    "data.group_by_length has no effect on packed rows: set it or data.packing to "
+                    "false"
+                )
         # Nobody's own task should be validated or tested on the built-in one.
         is_built_in = list(train) == [_TRAIN]
         if val is None:
@@ -155,12 +206,16 @@ class NumberDataModule(LightningDataModule):
         self.test_sources = test
         self.predict_sources = predict
         self.batch_size = batch_size
+        self.max_tokens_per_batch = max_tokens_per_batch
+        self.packing = packing
+        self.pad_to_multiple_of = pad_to_multiple_of or 1
         self.eval_batch_size = eval_batch_size
         self.group_by_length = group_by_length
         self.num_workers = num_workers
         self.seed = seed
         self.max_prompt_tokens = max_prompt_tokens
         self.max_target_tokens = max_target_tokens
+        self.too_long: TooLong = too_long
         self.not_quantities = compile_patterns(not_quantities, "data.not_quantities")
         self.architecture: Architecture = architecture
         self.tokenizer = tokenizer.load()
@@ -203,6 +258,7 @@ class NumberDataModule(LightningDataModule):
             stage: `fit`, `validate`, `test` or `predict`.
         """
         if stage == "fit":
+            self._check_batch_size_finder()
             # The state of a checkpoint comes after this; that of an earlier run does not count.
             self._train_loader = self._train_state = None
             self._set_up("train", self.train_sources)
@@ -227,6 +283,15 @@ class NumberDataModule(LightningDataModule):
             for name, sources in self.test_sources.items():
                 self._set_up(f"test.{name}", sources)
 
+    def _check_batch_size_finder(self) -> None:
+        callbacks = self.trainer.callbacks if self.trainer else []  # type: ignore[attr-defined]
+        if self.max_tokens_per_batch and any(isinstance(c, BatchSizeFinder) for c in callbacks):
+            raise ValueError(
+                "data.max_tokens_per_batch decides the size of training batches, so the "
+                "BatchSizeFinder in trainer.callbacks would look for what is not used; leave one "
+                "of the two out"
+            )
+
     def _set_up(self, name: str, sources: Sequence[Source], needs_target: bool = True) -> None:
         if name in self._tables:
             return
@@ -241,6 +306,10 @@ class NumberDataModule(LightningDataModule):
             f"data.{name}",
             max_prompt_tokens=self.max_prompt_tokens,
             max_target_tokens=self.max_target_tokens,
+            # A prediction without an answer to every prompt would be of no use.
+            too_long="refuse"
+            if name == "predict" and self.too_long == "leave_out"
+            else self.too_long,
             not_quantities=self.not_quantities,
         )
         self._ids[name] = [example.id for example in examples]
@@ -343,22 +412,19 @@ class NumberDataModule(LightningDataModule):
             return [], []
         return [example.prompt for example in examples], [example.id for example in examples]
 
-    def _order(self, table: Dataset, batch_size: int, **settings: bool) -> BatchOrder:
-        lengths = pc.add(_num_tokens(table, "prompt_ids"), _num_tokens(table, "target_ids"))
-        return BatchOrder(
-            lengths.to_pylist(),
-            batch_size,
-            seed=self.seed,
-            rank=self.trainer.global_rank if self.trainer else 0,
-            world_size=self.trainer.world_size if self.trainer else 1,
-            **settings,
-        )
+    def _process(self) -> dict[str, int]:
+        return {
+            "rank": self.trainer.global_rank if self.trainer else 0,
+            "world_size": self.trainer.world_size if self.trainer else 1,
+        }
 
-    def _collator(self, for_evaluation: bool) -> Collator:
+    def _collator(self, **settings: Any) -> Collator:
         pad_id = self.tokenizer.pad_token_id
         if pad_id is None:
             pad_id = self.tokenizer.eos_token_id
-        return Collator(self.architecture, pad_id, for_evaluation)
+        return Collator(
+            self.architecture, pad_id, pad_to_multiple_of=self.pad_to_multiple_of, **settings
+        )
 
     def train_dataloader(self) -> StepTotals | BatchLoader:
         """Shuffled batches, each with the label totals of its optimizer step.
@@ -393,19 +459,40 @@ class NumberDataModule(LightningDataModule):
         return self._train_loader
 
     def _train_batches(self, table: Dataset, shuffle: bool = True, **settings: Any) -> BatchLoader:
-        order = self._order(
-            table,
-            self.batch_size,
-            shuffle=shuffle,
-            group_by_length=self.group_by_length and shuffle,
-        )
+        order = self._train_order(table, shuffle)
+        row_length = order.row_length if isinstance(order, TokenBudgetOrder) else None
         return BatchLoader(
             table,
             order,
-            self._collator(for_evaluation=False),
+            self._collator(row_length=row_length),
             num_workers=self.num_workers,
             **settings,
         )
+
+    def _train_order(self, table: Dataset, shuffle: bool) -> BatchOrder | TokenBudgetOrder:
+        settings: dict[str, Any] = {
+            "shuffle": shuffle,
+            "group_by_length": self.group_by_length and shuffle,
+            "seed": self.seed,
+            **self._process(),
+        }
+        if self.max_tokens_per_batch is None:
+            return BatchOrder(_lengths(table), self.batch_size, **settings)
+        parts = [_num_tokens(table, name).to_numpy() for name in ("prompt_ids", "target_ids")]
+        order = TokenBudgetOrder(
+            np.add(*parts) if self.architecture == "causal" else np.stack(parts, axis=1),
+            self.max_tokens_per_batch,
+            packing=self.packing,
+            pad_to_multiple_of=self.pad_to_multiple_of,
+            **settings,
+        )
+        rows = f" in {order.rows_per_batch} packed rows of at most {order.row_length}"
+        rank_zero_info(
+            f"Training batches: {len(order)} an epoch, with at most {self.max_tokens_per_batch} "
+            f"tokens{rows if self.packing else ''}; {order.share_of_padding:.1%} of these is "
+            "padding."
+        )
+        return order
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the training data a run is.
@@ -450,11 +537,12 @@ class NumberDataModule(LightningDataModule):
 
     def _evaluation_loader(self, name: str, *, in_order: bool = False) -> BatchLoader:
         table = self._table(name)
-        order = self._order(
-            table,
+        order = BatchOrder(
+            _lengths(table),
             self.eval_batch_size or self.batch_size,
             shuffle=False,
             group_by_length=not in_order,
+            **self._process(),
         )
         return BatchLoader(
             table, order, self._collator(for_evaluation=True), num_workers=self.num_workers
@@ -511,6 +599,14 @@ def _column(table: Dataset, name: str) -> Any:
 
 def _num_tokens(table: Dataset, name: str) -> Any:
     return pc.list_value_length(_column(table, name))
+
+
+def _lengths(table: Dataset) -> list[int]:
+    """(N,) tokens of the examples."""
+    lengths: list[int] = pc.add(
+        _num_tokens(table, "prompt_ids"), _num_tokens(table, "target_ids")
+    ).to_pylist()
+    return lengths
 
 
 def _check_targets(examples: Sequence[Example], where: str) -> None:

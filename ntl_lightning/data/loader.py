@@ -1,93 +1,20 @@
-"""Batches in a reproducible order, on any number of ranks, and the totals of an optimizer step."""
+"""Batches that go on in the middle of an epoch, and the totals of an optimizer step."""
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any, cast
 
-import numpy as np
 import torch
 from datasets import Dataset
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from ntl_lightning.data.collate import Collator
+from ntl_lightning.data.order import BatchOrder, TokenBudgetOrder
 
-__all__ = ["BatchLoader", "BatchOrder", "StepTotals"]
-
-_BATCHES_PER_GROUP = 50
-_FEWEST_GROUPS = 4
-
-
-class BatchOrder:
-    """Which examples form which batch, by epoch and rank.
-
-    Every rank sees the same number of batches, and every example is in exactly one batch of one
-    rank. Where the last batch has fewer examples than there are ranks, the others get the filler
-    index -1, which `BatchLoader` turns into a row without labels.
-
-    Args:
-        lengths: Tokens of every example.
-        batch_size: Examples per rank and batch.
-        shuffle: A new order each epoch; otherwise the order is the same each epoch.
-        group_by_length: Put examples of similar length together. Shuffled: by length within random
-            groups of at most 50 batches, at least four groups, and the batches then shuffled, as
-            `group_by_length` of transformers does. Otherwise: longest first.
-        seed: With the epoch, it decides the order; not negative.
-        rank: This process.
-        world_size: Number of processes.
-    """
-
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        batch_size: int,
-        *,
-        shuffle: bool,
-        group_by_length: bool,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.lengths = lengths
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.group_by_length = group_by_length
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return -(-len(self.lengths) // (self.batch_size * self.world_size))
-
-    def _global_batches(self) -> list[list[int]]:
-        size, count = self.batch_size * self.world_size, len(self.lengths)
-        random = np.random.default_rng([self.seed, self.epoch])
-        order = random.permutation(count) if self.shuffle else np.arange(count)
-        if self.group_by_length:
-            group = count
-            if self.shuffle:
-                group = size * max(1, min(_BATCHES_PER_GROUP, count // (size * _FEWEST_GROUPS)))
-            longest_first = -np.asarray(self.lengths)[order]
-            order = order[np.lexsort((longest_first, np.arange(count) // group))]
-        batches = [order[i : i + size].tolist() for i in range(0, count, size)]
-        if self.shuffle and self.group_by_length:
-            batches = [batches[i] for i in random.permutation(len(batches))]
-        return batches
-
-    def batches(self) -> list[list[int]]:
-        """This rank's batches of the epoch, as example numbers."""
-        rank, ranks = self.rank, self.world_size
-        return [
-            batch[len(batch) * rank // ranks : len(batch) * (rank + 1) // ranks] or [-1]
-            for batch in self._global_batches()
-        ]
+__all__ = ["BatchLoader", "StepTotals"]
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Any]]):
@@ -124,7 +51,7 @@ class BatchLoader:
     def __init__(
         self,
         table: Dataset,
-        order: BatchOrder,
+        order: BatchOrder | TokenBudgetOrder,
         collator: Collator,
         *,
         num_workers: int = 0,

@@ -154,6 +154,111 @@ def test_prompts_that_are_too_long_are_counted_and_nothing_is_cut():
         encode(pairs, tokenizer, "causal", "data.train", max_target_tokens=3)
 
 
+def test_examples_that_are_too_long_are_left_out_and_counted():
+    pairs = examples(("1+1=", "2"), ("12+1=", "13"), ("1+99=", "100"), ("1+3=", "4"))
+    with pytest.warns(UserWarning, match=r"2 of 4 examples") as warned:
+        table = encode(
+            pairs,
+            ArithmeticTokenizer().load(),
+            "causal",
+            "data.train",
+            max_prompt_tokens=5,
+            max_target_tokens=2,
+            too_long="leave_out",
+            not_quantities=[re.compile("4")],
+        )
+    assert list(table["prompt"]) == ["1+1=", "1+3="]
+    assert list(table["quantities"]) == [[True, True], [False, True]]
+    (message,) = [str(warning.message) for warning in warned]
+    assert message == (
+        "data.train: 2 of 4 examples are longer than data.max_target_tokens=2 tokens; the first is "
+        "list:2 with 3, the longest has 4. They are left out (data.too_long=leave_out)"
+    )
+
+
+def test_a_set_of_which_nothing_would_be_left_is_refused():
+    with pytest.raises(ValueError, match=r"2 of 2 .*leave_out would leave nothing; raise"):
+        encode(
+            examples(("1+1=", "2"), ("2+2=", "4")),
+            ArithmeticTokenizer().load(),
+            "causal",
+            "data.train",
+            max_prompt_tokens=3,
+            too_long="leave_out",
+        )
+
+
+def cut(tokenizer, architecture, limit, *pairs, **settings):
+    return encode(
+        examples(*pairs),
+        tokenizer,
+        architecture,
+        "data.train",
+        max_prompt_tokens=limit,
+        too_long="cut_prompt",
+        **settings,
+    )
+
+
+def test_a_prompt_is_cut_on_the_left_and_not_within_a_number():
+    tokenizer = ArithmeticTokenizer().load()
+    message = (
+        r"data\.train: 2 of 3 prompts are cut on the left to data\.max_prompt_tokens=6 tokens; the "
+        r"first is that of list:1 with 9, the longest has 10 \(data\.too_long=cut_prompt\)"
+    )
+    with pytest.warns(UserWarning, match=message):
+        table = cut(
+            tokenizer, "causal", 6, ("1234+567=", "1801"), ("1+2=", "3"), ("12+3.45+6=", "21.45")
+        )
+    # Six tokens would begin with the 4 of 1234, and with the 4 of 3.45.
+    assert list(table["prompt"]) == ["+567=", "1+2=", "+6="]
+    assert list(table["target"]) == ["1801", "3", "21.45"]
+    assert list(table["prompt_ids"]) == tokenizer(list(table["prompt"]))["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("t5", "seq2seq"), ("gpt2", "causal"), ("llama3", "causal")]
+)
+@given(limit=st.integers(4, 30))
+def test_a_cut_prompt_is_the_end_of_its_text_with_the_special_tokens(
+    assets, real_tokenizer, name, architecture, limit
+):
+    tokenizer = real_tokenizer(name)
+    text = "A passage of 1,234 words.\n\nQuestion: what is 56.78 more than 3? Answer:"
+    if len(tokenizer(text)["input_ids"]) > limit:
+        with pytest.warns(UserWarning, match="1 of 1 prompts are cut on the left"):
+            table = cut(tokenizer, architecture, limit, (text, "59.78"))
+    else:
+        table = cut(tokenizer, architecture, limit, (text, "59.78"))
+    ((prompt,), (ids,)) = table["prompt"], table["prompt_ids"]
+    assert text.endswith(prompt)
+    assert ids == tokenizer(prompt)["input_ids"]
+    assert 0 < len(ids) <= limit
+    numbers = re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", prompt)
+    assert numbers == ["1,234", "56.78", "3"][3 - len(numbers) :]
+
+
+def test_a_prompt_of_which_nothing_fits_is_refused(assets):
+    tokenizer = PretrainedTokenizer(str(assets / "tokenizers/t5")).load()
+    message = r"no part of the prompt of list:1 fits data\.max_prompt_tokens=1; raise it"
+    with pytest.raises(ValueError, match=message):
+        cut(tokenizer, "seq2seq", 1, ("one word", "5"))
+    with pytest.raises(ValueError, match=r"no part of the prompt of list:1 fits .*=3; raise it"):
+        cut(ArithmeticTokenizer().load(), "causal", 3, ("12345", "5"))
+
+
+def test_where_prompts_are_cut_targets_are_refused():
+    message = r"1 of 1 examples are longer than data\.max_target_tokens=2 .* Nothing is cut: raise"
+    with pytest.raises(ValueError, match=message):
+        cut(ArithmeticTokenizer().load(), "causal", 9, ("1+99=", "100"), max_target_tokens=2)
+
+
+def test_a_tokenizer_that_does_not_tell_where_its_tokens_stand_cannot_cut():
+    assert len(cut(ByT5Tokenizer(), "seq2seq", 9, ("1+1=", "2"))) == 1
+    with pytest.raises(ValueError, match=r"cut_prompt needs a fast tokenizer .* ByT5Tokenizer"):
+        cut(ByT5Tokenizer(), "seq2seq", 3, ("1+1=", "2"))
+
+
 def test_unknown_characters_of_targets_are_counted():
     tokenizer = ArithmeticTokenizer().load()
     pairs = examples(("a", "5"), ("b", "5 €"), ("c", "7 €"))
@@ -464,3 +569,110 @@ def test_greedy_answers_in_a_batch_are_those_of_each_prompt_alone(tiny_gpt2):
             expected.append(int(logits[0, -1].argmax()))
         assert answer == expected
     assert len({token for answer in answers for token in answer}) > 3
+
+
+# ---- Packed rows
+
+
+PACKED_ROWS = [
+    {"prompt_ids": [7, 8], "target_ids": [5, 1], "quantities": [False, True], "index": 3},
+    {"prompt_ids": [9], "target_ids": [6, 1], "quantities": [True, True], "index": 0},
+    {"prompt_ids": [7, 7, 7], "target_ids": [1], "quantities": [True], "index": 1},
+]
+
+
+def test_packed_examples_stand_in_a_row_each_with_positions_of_its_own():
+    batch = Collator("causal", 0, row_length=8)(PACKED_ROWS)
+    assert batch["input_ids"].tolist() == [[7, 8, 5, 1, 9, 6, 1], [7, 7, 7, 1, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 0, 0, 0]]
+    assert batch["labels"].tolist() == [
+        [-100, -100, 5, 1, -100, 6, 1],
+        [-100, -100, -100, 1, -100, -100, -100],
+    ]
+    assert batch["quantities"].tolist() == [
+        [False, False, False, True, False, True, True],
+        [False, False, False, True, False, False, False],
+    ]
+    assert batch["first_label"] == 2
+    assert batch["num_positions"] == 4
+    # Transformers keeps packed examples apart only without a mask.
+    assert "attention_mask" not in batch
+
+
+packed_examples = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=12)
+
+
+@given(packed_examples, st.integers(8, 30), st.sampled_from([1, 4, 8]))
+def test_unpacked_again_a_packed_batch_holds_every_example_whole(sizes, row_length, multiple):
+    """Read back by positions alone: an example begins where they do not go on."""
+    rows = [
+        row([100 + i] * num_prompt, [200 + i] * num_target, i)
+        for i, (num_prompt, num_target) in enumerate(sizes)
+    ]
+    collate = Collator("causal", 0, pad_to_multiple_of=multiple, row_length=row_length)
+    batch = collate(rows)
+    found = []
+    assert batch["input_ids"].shape[1] % multiple == 0
+    assert batch["input_ids"].shape[1] < row_length + multiple
+    for ids, positions, labels in zip(
+        *(batch[name].tolist() for name in ("input_ids", "position_ids", "labels")), strict=True
+    ):
+        for token, position, label in zip(ids, positions, labels, strict=True):
+            if position == 0:
+                found.append([])
+                # Whatever begins an example is predicted by none before it.
+                assert label == -100
+            assert position == len(found[-1])
+            found[-1].append(token)
+            assert label in (-100, token)
+            assert position == 0 or (label != -100) == (token >= 200)
+    padding = [piece for piece in found if piece == [0]]
+    examples = [piece for piece in found if piece != [0]]
+    assert examples == [[*r["prompt_ids"], *r["target_ids"]] for r in rows]
+    assert sum(map(len, found)) == batch["input_ids"].numel()
+    assert len(padding) == batch["input_ids"].numel() - sum(map(len, examples))
+    assert batch["num_positions"] == max(map(len, examples))
+    columns = (batch["labels"] != -100).any(0).nonzero()
+    assert not len(columns) or batch["first_label"] <= columns[0]
+
+
+def test_a_packed_row_begins_where_the_next_example_has_no_room():
+    lengths = [4, 4, 1, 8, 3]
+    rows = [row([1] * (n - 1), [2], i) for i, n in enumerate(lengths)]
+    batch = Collator("causal", 0, row_length=8)(rows)
+    starts = [(ids == 0).nonzero().flatten().tolist() for ids in batch["position_ids"]]
+    assert starts == [[0, 4], [0, 1, 2, 3, 4, 5, 6, 7], [0], [0, 3, 4, 5, 6, 7]]
+
+
+def test_a_packed_filler_has_no_label():
+    batch = Collator("causal", 0, row_length=8)([PACKED_ROWS[0] | {"index": -1}])
+    assert batch["input_ids"].tolist() == [[7, 8]]
+    assert batch["labels"].tolist() == [[-100, -100]]
+
+
+def test_what_cannot_be_packed_is_refused():
+    with pytest.raises(ValueError, match="only training batches of causal models can be packed"):
+        Collator("seq2seq", 0, row_length=8)
+    with pytest.raises(ValueError, match="only training batches of causal models can be packed"):
+        Collator("causal", 0, for_evaluation=True, row_length=8)
+    with pytest.raises(ValueError, match="an example of 4 tokens is longer than the 3 of a packed"):
+        Collator("causal", 0, row_length=3)(PACKED_ROWS)
+
+
+# ---- Padding to a multiple
+
+
+@pytest.mark.parametrize("architecture", ["causal", "seq2seq"])
+def test_lengths_are_padded_to_a_multiple_and_mean_the_same(architecture):
+    rows = [r | {"prompt": "", "target": ""} for r in PACKED_ROWS]
+    plain = Collator(architecture, 0, for_evaluation=True)(rows)
+    padded = Collator(architecture, 0, for_evaluation=True, pad_to_multiple_of=8)(rows)
+    nothing = {"input_ids": 0, "attention_mask": 0, "labels": -100, "quantities": False}
+    for name, value in nothing.items():
+        width = plain[name].shape[1]
+        assert padded[name].shape[1] == 8 > width
+        assert torch.equal(padded[name][:, :width], plain[name])
+        assert (padded[name][:, width:] == value).all()
+    for name in ("prompt_input_ids", "prompt_attention_mask"):
+        assert torch.equal(padded[name], plain[name])
+    assert padded.get("first_label") == plain.get("first_label")

@@ -8,11 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from torch.utils.data import DataLoader
 
 from ntl_lightning.data import (
-    GSM8K,
     BatchLoader,
     BatchOrder,
     Collator,
@@ -20,7 +18,7 @@ from ntl_lightning.data import (
     StepTotals,
     encode,
 )
-from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
+from ntl_lightning.numbers import ArithmeticTokenizer
 
 TOKENIZER = ArithmeticTokenizer().load()
 
@@ -55,102 +53,8 @@ def indices(batches):
     return [batch["index"] for batch in batches]
 
 
-# ---- BatchOrder
-
-counts = st.integers(1, 60)
-batch_sizes = st.integers(1, 7)
 rank_counts = st.integers(1, 3)
 booleans = st.booleans()
-
-
-@given(counts, batch_sizes, rank_counts, booleans, booleans, st.integers(0, 2**40), counts)
-def test_every_example_is_in_exactly_one_batch_of_one_rank(
-    count, batch_size, ranks, shuffle, group_by_length, seed, epoch
-):
-    by_rank = []
-    for rank in range(ranks):
-        order = order_of(
-            count,
-            batch_size,
-            shuffle=shuffle,
-            group_by_length=group_by_length,
-            seed=seed,
-            rank=rank,
-            world_size=ranks,
-        )
-        order.set_epoch(epoch)
-        by_rank.append(order.batches())
-        assert len(order) == len(by_rank[-1]) == math.ceil(count / (batch_size * ranks))
-    everything = [i for batches in by_rank for batch in batches for i in batch]
-    assert sorted(i for i in everything if i >= 0) == list(range(count))
-    for step in zip(*by_rank, strict=True):
-        sizes = [sum(i >= 0 for i in batch) for batch in step]
-        assert max(sizes) - min(sizes) <= 1
-        assert max(sizes) <= batch_size
-        # A filler stands alone, where a rank would have nothing.
-        assert all(batch == [-1] for batch in step if -1 in batch)
-        assert all(len(batch) > 0 for batch in step)
-
-
-@pytest.mark.parametrize("group_by_length", [False, True])
-def test_each_epoch_has_an_order_of_its_own_that_seed_and_epoch_decide(group_by_length):
-    def batches(seed, epoch):
-        order = order_of(100, 5, shuffle=True, group_by_length=group_by_length, seed=seed)
-        order.set_epoch(epoch)
-        return order.batches()
-
-    drawn = [batches(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
-    assert drawn == [batches(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
-    assert all(one != other for one, other in itertools.combinations(drawn, 2))
-
-
-def test_without_shuffling_the_order_is_that_of_the_data_or_longest_first():
-    lengths = [2, 5, 3, 5, 1]
-    order = BatchOrder(lengths, 2, shuffle=False, group_by_length=False)
-    assert order.batches() == [[0, 1], [2, 3], [4]]
-    order = BatchOrder(lengths, 2, shuffle=False, group_by_length=True)
-    assert order.batches() == [[1, 3], [2, 0], [4]]
-
-
-def test_a_shuffled_order_is_a_uniform_permutation():
-    """The place of example 0 among 5, over 2000 epochs."""
-    order = order_of(5, 1, shuffle=True)
-    places = []
-    for epoch in range(2000):
-        order.set_epoch(epoch)
-        places.append(order.batches().index([0]))
-    assert stats.chisquare(np.bincount(places, minlength=5)).pvalue > 0.001
-
-
-def padded(batches, lengths):
-    return sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
-
-
-def test_grouping_by_length_saves_padding_on_gsm8k_and_stays_random(assets):
-    tokenizer = PretrainedTokenizer(str(assets / "tokenizers/gpt2")).load()
-    examples = GSM8K(str(assets / "data/gsm8k/train.jsonl")).examples()
-    texts = [f"{example.prompt}{example.target}" for example in examples]
-    lengths = [len(ids) for ids in tokenizer(texts)["input_ids"]]
-
-    def batches(epoch, group_by_length):
-        order = BatchOrder(lengths, 16, shuffle=True, group_by_length=group_by_length)
-        order.set_epoch(epoch)
-        return order.batches()
-
-    apart, grouped = batches(0, False), batches(0, True)
-    waste = [padded(b, lengths) / sum(lengths) - 1 for b in (apart, grouped)]
-    assert waste[0] > 0.5
-    assert waste[1] < 0.05
-    # Which lengths come when says nothing, and who shares a batch changes from epoch to epoch.
-    means = [np.mean([lengths[i] for i in batch]) for batch in grouped]
-    assert stats.spearmanr(means, range(len(means))).pvalue > 0.001
-    assert stats.spearmanr(means[1:], means[:-1]).pvalue > 0.001
-
-    def neighbours(batches):
-        return {pair for batch in batches for pair in itertools.combinations(sorted(batch), 2)}
-
-    first, second = neighbours(grouped), neighbours(batches(1, True))
-    assert len(first & second) < 0.1 * len(first)
 
 
 # ---- BatchLoader
