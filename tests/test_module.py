@@ -501,14 +501,15 @@ def test_bfloat16_keeps_a_large_t5_loss_within_one_percent(tmp_path):
     assert losses["bf16-true"] == pytest.approx(losses["32-true"], rel=0.01)
 
 
-def test_golds_are_exact_under_true_bfloat16(tmp_path):
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_golds_are_exact_under_true_half_precision(tmp_path, precision):
     module = NumberAwareLM(backbone=TINY_LLAMA)
     module.configure_model()
     module._answer = lambda batch: (["1232.0"] * len(batch["index"]), [False] * 2)
     data = NumberDataModule(
         train=[Pairs(MIXED)], val=[Pairs((("a", "1234.5"), ("b", "1234.5")))], batch_size=2
     )
-    trainer = trainer_for(tmp_path, precision="bf16-true")
+    trainer = trainer_for(tmp_path, precision=precision)
     with pytest.warns(UserWarning, match="r2"):
         (logged,) = trainer.validate(module, data, verbose=False)
     assert logged["val/mae"] == 2.5

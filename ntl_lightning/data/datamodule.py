@@ -486,10 +486,10 @@ class NumberDataModule(LightningDataModule):
             pad_to_multiple_of=self.pad_to_multiple_of,
             **settings,
         )
-        rows = f" in {order.rows_per_batch} packed rows of at most {order.row_length}"
+        rows = f" in packed rows of at most {order.row_length}"
         rank_zero_info(
             f"Training batches: {len(order)} an epoch, with at most {self.max_tokens_per_batch} "
-            f"tokens{rows if self.packing else ''}; {order.share_of_padding:.1%} of these is "
+            f"tokens{rows if self.packing else ''}, of which {order.share_of_padding:.1%} is "
             "padding."
         )
         return order

@@ -4,6 +4,7 @@ N examples, P parts that are padded apart: the sequence of a causal model, or th
 target of a seq2seq model.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
@@ -15,6 +16,7 @@ __all__ = ["BatchOrder", "TokenBudgetOrder", "padded_length"]
 
 _BATCHES_PER_GROUP = 50
 _FEWEST_GROUPS = 4
+_LITTLE_PADDING = 0.05  # of packed rows
 
 T = TypeVar("T")
 Lengths = TypeVar("Lengths", int, npt.NDArray[np.int_])
@@ -125,9 +127,8 @@ class TokenBudgetOrder(_Order):
         lengths: (N,) or (N, P) tokens of every example, at least one each.
         max_tokens: Most tokens of a batch of one rank: its examples times the sum over the parts
             of the padded longest.
-        packing: Batches of packed rows, all of the length `row_length`, in place of padded
-            examples. Best fit, longest first: an example goes to the row that it leaves the least
-            room in. Takes (N,) lengths.
+        packing: Batches of packed rows in place of padded examples. Best fit, longest first: an
+            example goes to the row that it leaves the least room in. Takes (N,) lengths.
         shuffle: A new order each epoch; otherwise the examples are taken as they come, and the
             order is the same each epoch.
         group_by_length: Put examples of similar length together; has no effect on packed rows.
@@ -169,17 +170,24 @@ class TokenBudgetOrder(_Order):
         order = np.arange(len(parts))
         if shuffle:
             order = np.random.default_rng([seed, 0, 1]).permutation(len(parts))
-        self.rows_per_batch = max_tokens // longest if packing else None
-        """With packing, the most rows of a batch: so many that each can hold the longest example,
-        because attention costs the square of a row."""
+        self.rows_per_batch: int | None = None
+        """With packing, the most rows of a batch: many short ones, because attention costs the
+        square of a row, but fewer where more than 5 % would be padding."""
         self.row_length: int | None = None
         """With packing, the most tokens of a row."""
-        if self.rows_per_batch is not None:
-            row_length = max_tokens // self.rows_per_batch
-            self.row_length = row_length // pad_to_multiple_of * pad_to_multiple_of
+        if packing:
             longest_first = order[np.argsort(-parts[order, 0], kind="stable")]
-            self._units = _packed(longest_first, parts[:, 0], self.row_length)
-            num_padded = len(self._units) * self.row_length
+            num_padded = math.inf
+            num_rows = max_tokens // longest
+            while num_rows and num_padded * (1 - _LITTLE_PADDING) > parts.sum():
+                row_length = max_tokens // num_rows // pad_to_multiple_of * pad_to_multiple_of
+                rows = _packed(longest_first, parts[:, 0], row_length)
+                widest = max(int(parts[row].sum()) for row in rows)
+                needed = len(rows) * padded_length(widest, pad_to_multiple_of)
+                if needed < num_padded:
+                    self._units, num_padded = rows, needed
+                    self.rows_per_batch, self.row_length = num_rows, row_length
+                num_rows //= 2
         else:
             if group_by_length:
                 order = order[np.argsort(-parts[order].sum(axis=1), kind="stable")]

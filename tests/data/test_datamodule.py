@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -26,6 +27,7 @@ from ntl_lightning.data import (
     GSM8K,
     Arithmetic,
     BatchLoader,
+    Collator,
     Csv,
     Example,
     Friedman,
@@ -141,11 +143,11 @@ def weights(module):
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def run(folder, *callbacks, checkpoint=None, schedule=None, **settings):
+def run(folder, *callbacks, checkpoint=None, schedule=None, data=None, **settings):
     module = new_module(**({} if schedule is None else {"lr_schedule": schedule}))
     watch = Watch()
     trainer = trainer_for(folder, watch, *callbacks, **settings)
-    trainer.fit(module, data_module(), ckpt_path=checkpoint)
+    trainer.fit(module, data_module(**(data or {})), ckpt_path=checkpoint)
     return trainer, weights(module), watch
 
 
@@ -164,6 +166,29 @@ def test_a_run_stopped_and_resumed_has_the_weights_of_one_run(tmp_path, accumula
     )
     assert first.batches + second.batches == whole.batches
     assert first.totals + second.totals == whole.totals
+    assert torch.equal(resumed, expected)
+
+
+BATCHINGS = {
+    "token budget": {"max_tokens_per_batch": 30},
+    "grouped": {"max_tokens_per_batch": 30, "group_by_length": True},
+    "packed": {"max_tokens_per_batch": 30, "packing": True},
+    "multiple": {"max_tokens_per_batch": 32, "packing": True, "pad_to_multiple_of": 8},
+}
+
+
+@pytest.mark.parametrize("data", BATCHINGS.values(), ids=BATCHINGS)
+def test_a_run_on_token_budgets_goes_on_after_its_third_step(tmp_path, data):
+    settings = {"accumulate_grad_batches": 2, "max_epochs": 2, "data": data}
+    _, expected, whole = run(tmp_path, schedule=CosineLR(), **settings)
+    save = Save()
+    run(tmp_path, save, schedule=CosineLR(), **settings)
+    done, checkpoint = save.checkpoints[5]
+    _, resumed, rest = run(tmp_path, checkpoint=checkpoint, schedule=CosineLR(), **settings)
+    assert done == 6
+    assert 0 < len(rest.batches) == len(whole.batches) - done
+    assert rest.batches == whole.batches[done:]
+    assert rest.totals == whole.totals[done:]
     assert torch.equal(resumed, expected)
 
 
@@ -325,6 +350,65 @@ def test_overfitting_takes_the_same_first_batches_in_every_epoch(tmp_path):
     prompts = [e.prompt for e in sums(NUM_TRAIN).examples()[: 2 * BATCH_SIZE]]
     texts = [tokenizer.decode(ids) for batch in watch.batches[:2] for ids in batch]
     assert all(text.startswith(prompt) for prompt, text in zip(prompts, texts, strict=True))
+
+
+@pytest.mark.parametrize("data", BATCHINGS.values(), ids=BATCHINGS)
+def test_epochs_of_token_budgets_hold_every_label_once_in_batches_that_fit(tmp_path, data):
+    _, _, watch = run(tmp_path, max_epochs=2, data=data)
+    plain = data_module()
+    plain.setup("fit")
+    expected = sum(map(len, plain._table("train")["target_ids"]))
+    half = len(watch.batches) // 2
+    for epoch in (slice(half), slice(half, None)):
+        assert sum(watch.num_labels[epoch]) == expected
+    assert watch.batches[:half] != watch.batches[half:]
+    sizes = [len(batch) * len(batch[0]) for batch in watch.batches]
+    assert max(sizes) <= data["max_tokens_per_batch"]
+
+
+@pytest.mark.parametrize("kind", ["token budget", "packed"])
+def test_overfitting_a_token_budget_takes_the_same_batches_in_every_epoch(tmp_path, kind):
+    _, _, watch = run(tmp_path, max_epochs=2, overfit_batches=2, data=BATCHINGS[kind])
+    assert len(watch.batches) == 4
+    assert watch.batches[:2] == watch.batches[2:]
+
+
+def test_evaluation_is_not_packed_and_counts_examples():
+    data = data_module(packing=True, max_tokens_per_batch=30, pad_to_multiple_of=8)
+    data.setup("fit")
+    for batch in data.val_dataloader():
+        assert "attention_mask" in batch
+        assert len(batch["labels"]) == len(batch["index"]) <= BATCH_SIZE
+        assert batch["labels"].shape[1] % 8 == 0
+    batch = next(iter(data.train_dataloader()))
+    assert "position_ids" in batch
+    assert batch["labels"].shape[1] % 8 == 0
+
+
+def test_the_padding_of_a_token_budget_is_told(monkeypatch):
+    said = []
+    monkeypatch.setattr("ntl_lightning.data.datamodule.rank_zero_info", said.append)
+    # Six tokens, nine tokens: with their prompts 7 + 10 = 17 of 20.
+    texts = ["1234", "1234567"]
+    for settings in ({}, {"packing": True}):
+        data = data_module(train=[targets(*texts)], max_tokens_per_batch=20, **settings)
+        data.setup("fit")
+        data.train_dataloader()
+    assert [text for text in said if text.startswith("Training batches")] == [
+        "Training batches: 1 an epoch, with at most 20 tokens, of which 15.0% is padding.",
+        "Training batches: 1 an epoch, with at most 20 tokens in packed rows of at most 20, of "
+        "which 0.0% is padding.",
+    ]
+
+
+def test_a_token_budget_below_the_longest_example_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.max_tokens_per_batch=5 does not hold"):
+        run(tmp_path, max_epochs=1, data={"max_tokens_per_batch": 5})
+
+
+def test_a_search_for_a_batch_size_that_is_not_used_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"BatchSizeFinder in trainer\.callbacks would look for"):
+        run(tmp_path, BatchSizeFinder(), max_epochs=1, data={"max_tokens_per_batch": 30})
 
 
 class FirstBatch(Callback):
@@ -492,6 +576,23 @@ def test_a_trainer_is_told_what_is_missing_in_words(tmp_path):
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be at least 1, got 0"),
         ({"max_prompt_tokens": 0}, r"data\.max_prompt_tokens must be at least 1, got 0"),
         ({"max_target_tokens": -1}, r"data\.max_target_tokens must be at least 1, got -1"),
+        ({"max_tokens_per_batch": 0}, r"data\.max_tokens_per_batch must be at least 1, got 0"),
+        ({"pad_to_multiple_of": 0}, r"data\.pad_to_multiple_of must be at least 1, got 0"),
+        ({"packing": True}, r"data\.packing needs data\.max_tokens_per_batch"),
+        (
+            {"packing": True, "max_tokens_per_batch": 99, "group_by_length": True},
+            r"data\.group_by_length has no effect on packed rows",
+        ),
+        (
+            {"packing": True, "max_tokens_per_batch": 99, "architecture": "seq2seq"},
+            r"data\.packing is for causal models: the encoder",
+        ),
+        ({"too_long": "cut"}, r"data\.too_long must be one of refuse, leave_out, .* got 'cut'"),
+        (
+            {"too_long": "cut_prompt", "max_target_tokens": 9},
+            r"data\.too_long=cut_prompt has no effect without data\.max_prompt_tokens$",
+        ),
+        ({"too_long": "leave_out"}, r"has no effect .*max_prompt_tokens or data\.max_target_tok"),
         ({"num_workers": -1}, r"data\.num_workers must be 0 or more, got -1"),
         ({"seed": -1}, r"data\.seed must be 0 or more, got -1"),
         (
@@ -532,6 +633,17 @@ def test_a_text_that_is_too_long_is_refused():
     data = data_module(train=[targets("1234")], max_target_tokens=4)
     with pytest.raises(ValueError, match=r"data\.train: .*data\.max_target_tokens=4.*Pairs\[0\]"):
         data.setup("fit")
+
+
+def test_of_a_prediction_nothing_is_left_out():
+    settings = {"max_prompt_tokens": 3, "too_long": "leave_out"}
+    texts = Pairs((("1+", "2"), ("1+1+", "2")))
+    data = data_module(train=[texts], val=[], predict=[texts], **settings)
+    with pytest.warns(UserWarning, match=r"data\.train: 1 of 2 examples .* They are left out"):
+        data.setup("fit")
+    assert len(data._table("train")) == 1
+    with pytest.raises(ValueError, match=r"data\.predict: 1 of 2 examples are longer than"):
+        data.setup("predict")
 
 
 def test_setting_up_twice_reads_once(monkeypatch):
@@ -783,6 +895,18 @@ def test_labels_are_counted_without_the_ignored():
     assert data.count_labels(nothing) == dict.fromkeys(counts, 0)
     del counts["whole_numbers"]
     assert data.count_labels({"labels": labels}, whole_numbers=False) == counts
+
+
+@hypothesis.settings(max_examples=20)
+@given(st.lists(st.sampled_from(["7", "12", "1 2", "x", "3.5", "12x"]), min_size=1, max_size=9))
+def test_no_number_is_joined_of_two_packed_examples(texts):
+    """Though in a row the digits of one answer stand before the next prompt's."""
+    data = data_module(train=[Pairs(tuple(("5", text) for text in texts))], val=[])
+    data.setup("fit")
+    rows = [{**row, "index": i} for i, row in enumerate(data._table("train"))]
+    packed = data.count_labels(Collator("causal", 0, row_length=100)(rows))
+    alone = [data.count_labels(Collator("causal", 0)([row])) for row in rows]
+    assert packed == {name: sum(counts[name] for counts in alone) for name in packed}
 
 
 @pytest.mark.parametrize("architecture", ["causal", "seq2seq"])

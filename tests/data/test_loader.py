@@ -16,6 +16,7 @@ from ntl_lightning.data import (
     Collator,
     Example,
     StepTotals,
+    TokenBudgetOrder,
     encode,
 )
 from ntl_lightning.numbers import ArithmeticTokenizer
@@ -90,6 +91,35 @@ def test_two_workers_on_each_of_two_ranks_see_each_of_six_examples_once():
         loader = loader_of(range(6), 1, num_workers=2, rank=rank, world_size=2)
         seen.append([i for batch in loader for i in batch["index"]])
     assert seen == [[0, 2, 4], [1, 3, 5]]
+
+
+def labelled_numbers(batch):
+    """The numbers that a batch is labelled with, one for each end token."""
+    ends = {-100: " ", TOKENIZER.eos_token_id: " "}
+    return [
+        int(number)
+        for labels in batch["labels"].tolist()
+        for number in "".join(ends.get(i) or TOKENIZER.decode([i]) for i in labels).split()
+    ]
+
+
+@pytest.mark.parametrize("kind", [{}, {"group_by_length": True}, {"packing": True}])
+@pytest.mark.parametrize("count", [1, 7, 31])
+def test_two_workers_on_each_of_two_ranks_see_each_example_of_a_token_budget_once(kind, count):
+    table = table_of(range(count))
+    lengths = [len(row["prompt_ids"]) + len(row["target_ids"]) for row in table]
+    seen, numbers_of_batches = [], []
+    for rank in range(2):
+        order = TokenBudgetOrder(lengths, 24, shuffle=True, rank=rank, world_size=2, **kind)
+        loader = BatchLoader(
+            table, order, Collator("causal", 0, row_length=order.row_length), num_workers=2
+        )
+        batches = list(loader)
+        assert all(batch["input_ids"].numel() <= 24 for batch in batches)
+        numbers_of_batches.append(len(batches))
+        seen += itertools.chain(*map(labelled_numbers, batches))
+    assert sorted(seen) == list(range(count))
+    assert numbers_of_batches == [len(order)] * 2
 
 
 def test_workers_change_nothing():

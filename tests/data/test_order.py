@@ -216,10 +216,21 @@ def test_packing_leaves_hardly_more_rows_than_there_must_be(lengths, budget):
     """Longest first, whichever row with place is taken, 11/9 of the fewest are enough, and one."""
     lengths = [length for (length,) in lengths]
     order = TokenBudgetOrder(lengths, budget, packing=True, shuffle=True)
-    row = order.row_length
-    (batches,) = by_rank(lengths, row, 1, 0, packing=True, shuffle=True)[1]
-    assert len(batches) <= 11 / 9 * first_fit(sorted(lengths, reverse=True), row) + 1
-    assert len(batches) >= math.ceil(sum(lengths) / row)
+    rows = [row for batch in order.batches() for row in next_fit(batch, lengths, order.row_length)]
+    assert len(rows) <= 11 / 9 * first_fit(sorted(lengths, reverse=True), order.row_length) + 1
+    assert all(sum(lengths[i] for i in row) <= order.row_length for row in rows)
+
+
+def test_packed_rows_are_as_short_as_little_padding_allows():
+    def rows(lengths, **settings):
+        order = TokenBudgetOrder(lengths, 96, packing=True, shuffle=True, **settings)
+        return order.rows_per_batch, order.row_length, order.share_of_padding
+
+    # One with another fills a row of the longest.
+    assert rows([16, 10, 6, 8, 8] * 12) == (6, 16, 0)
+    # Rows of 10 and 24 would leave a tenth and a quarter; those of 48 and 96 a sixteenth.
+    assert rows([10, *[9] * 95])[:2] == (1, 96)
+    assert rows([13, *[8] * 100], pad_to_multiple_of=8)[:2] == (6, 16)
 
 
 def test_without_shuffling_batches_are_filled_in_the_order_of_the_examples():
