@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +107,45 @@ def test_hidden_cost_prints_its_tables_and_writes_the_csv(tmp_path):
         assert float(row["milliseconds"]) > 0
         if row["candidate"] == "head + F.cross_entropy":
             assert float(row["ratio"]) == 1
+
+
+@pytest.fixture
+def batching(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import batching
+
+    return batching
+
+
+def test_batching_prints_its_table_and_writes_the_csv(tmp_path, batching, monkeypatch, capsys):
+    sizes = ["--examples", "60", "--mean", "12", "--batch-size", "4", "--tokens", "60"]
+    model = ["--depth", "16", "--layers", "1", "--width", "50", "--threads", "1", "--rounds", "2"]
+    arguments = [*sizes, *model, "--csv", str(tmp_path / "batching.csv")]
+    monkeypatch.setattr(sys, "argv", ["batching.py", *arguments])
+    batching.main()
+    said = capsys.readouterr().out
+    with (tmp_path / "batching.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    padding = [float(row["padding"]) for row in rows]
+    assert len(rows) == 5
+    assert all(f"| {row['candidate']} | {row['batches']} |" in said for row in rows)
+    assert float(rows[0]["ratio"]) == 1
+    assert padding[0] > padding[3] > padding[4] >= 0
+
+
+def test_the_lengths_of_the_batching_benchmark_vary_as_it_says(batching):
+    lengths = batching.lengths_of(100_000, 64)
+    assert np.mean(lengths) == pytest.approx(64, rel=0.01)
+    assert np.std(lengths) / np.mean(lengths) == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_model_that_trains_otherwise_on_packed_rows_ends_the_program(batching, monkeypatch):
+    training = batching.Training(16, 1, 50, 64, "cpu")
+    rows = batching.examples_of([4, 9, 6], 50)
+    batching.check(training, rows, 20)
+    monkeypatch.setattr(training, "loss", lambda batch: torch.tensor(float(len(batch["labels"]))))
+    with pytest.raises(SystemExit, match=r"the loss of packed rows is 1\.0, that of .* 3\.0"):
+        batching.check(training, rows, 20)
 
 
 @pytest.mark.parametrize("fault", ["value", "gradient"])
