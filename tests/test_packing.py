@@ -1,6 +1,7 @@
 """Packed rows train a model exactly as rows of their own."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from ntl_lightning import NumberAwareLM, NumberDataModule
 from ntl_lightning.backbones import FromConfig, Pretrained
+from ntl_lightning.cli import main
 from ntl_lightning.evaluation import Generation
 from ntl_lightning.losses import CrossEntropy, ExpectedValue, NumberLevel, Wasserstein
 from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
 from ntl_lightning.optimization import ConstantLR
+from tests.conftest import ROOT
 from tests.test_module import (
     MIXED,
     TINY_GPT2,
@@ -168,3 +171,14 @@ def test_a_model_is_tried_once_a_fit(tmp_path, monkeypatch):
     assert len(calls) == 1
     one_step(tmp_path, PLAIN)
     assert len(calls) == 1
+
+
+def test_the_configuration_of_the_page_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    section = page.partition("\n### Packed rows\n")[2].partition("\n### ")[0]
+    (block,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "page.yaml").write_text(block, encoding="utf-8")
+    quick = ["--trainer.limit_train_batches=2", "--model.generation.during_fit=false"]
+    main(["fit", "--config", "page.yaml", "--trainer.logger=false", *quick])
+    assert list(tmp_path.rglob("last.ckpt"))
