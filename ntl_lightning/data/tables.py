@@ -369,7 +369,7 @@ class HubDataset(_Table):
     A folder may be a copy of one on the hub, may hold files such as `train.jsonl` and
     `test.parquet`, or may have been written by `save_to_disk`. Numbers are written as for
     `Parquet`, also where the file is text: to keep `0.10` as it stands, take `JsonLines` or `Csv`.
-    Rows are counted from 0.
+    Class labels are their numbers, as `datasets` gives them. Rows are counted from 0.
     """
 
     path: str

@@ -273,8 +273,12 @@ def test_a_text_is_not_taken_for_the_list_of_its_letters(kind):
         kind("x", "q", "{room}: {t}", not_quantities="room")
 
 
+def _is_answer(text):
+    return text.strip() and text.strip().lstrip("+-").lower() not in ("nan", "inf", "infinity")
+
+
 _values = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip),
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(_is_answer),
     st.integers(),
     st.floats(allow_nan=False, allow_infinity=False),
     st.booleans(),
@@ -713,6 +717,13 @@ def test_a_data_set_without_rows_is_refused(tmp_path, cache):
     (tmp_path / "files" / "train.csv").write_text("q,n\n")
     with pytest.raises(ValueError, match=r"split 'train' of the folder /.*/files .* no data"):
         HubDataset(str(tmp_path / "files"), "q", "n", "train").examples()
+
+
+def test_class_labels_are_their_numbers(tmp_path):
+    features = datasets.Features({"q": datasets.Value("string"), "n": datasets.ClassLabel(2)})
+    saved = datasets.Dataset.from_dict({"q": ["a", "b"], "n": [1, 0]}, features=features)
+    saved.save_to_disk(tmp_path / "d")
+    assert texts(HubDataset(str(tmp_path / "d"), "q", "n", None)) == [("a", "1"), ("b", "0")]
 
 
 def test_a_shuffled_data_set_is_read_in_its_order(tmp_path):
