@@ -3,16 +3,16 @@
     python benchmarks/batching.py --csv batching.csv
 
 A length distribution with coefficient of variation 0.8 (log-normal, mean 64 tokens, half of them
-prompt), a causal model with random weights, and one pass over the examples for every candidate:
-padded batches of so many examples (the baseline, no bucketing), the same grouped by length, batches
-by a budget of tokens, the same grouped by length, and packed rows. What is timed is a training
-step without Lightning: collating, forward, loss from hidden states, backward and the optimizer.
-The candidates get the same tokens in a batch on average: the budget is that of an average padded
-batch of the baseline, so that they need the same memory.
+prompt), a causal model with random weights, and batches of the same examples in five ways: so many
+padded examples (the baseline, no bucketing), the same grouped by length, a budget of padded tokens,
+the same grouped by length, and packed rows. The budget is an average batch of the baseline with its
+padding, so that all need about the same memory. What is timed is training without Lightning:
+collating, forward, loss from hidden states, backward and optimizer.
 
-Each round trains every candidate, in random order, on the next batches of its epoch until a number
-of real tokens is reached. A result is the median, over the rounds, of the ratio of tokens per
-second to the baseline in the same round. Padding is that of a whole epoch.
+Each round trains every candidate, in random order, on an epoch of its batches, so that all see the
+same examples. A result is the median, over the rounds, of the ratio of tokens per second to the
+baseline in the same round. With one thread, seconds are those that the CPU worked for this process,
+which other work on the machine does not change; otherwise those of the clock on the wall.
 
 Before anything is timed, the loss of the same examples is compared, unpacked and packed.
 """
@@ -23,7 +23,6 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from ntl_lightning.output_head import OutputHead, Projection
 from ntl_lightning.probes import verify_packing
 
 VARIATION = 0.8
-WARM_UP_ROUNDS = 1
 Order = BatchOrder | TokenBudgetOrder
 
 
@@ -155,39 +153,30 @@ class Training:
         self.optimizer.zero_grad()
 
 
-def endless(candidate: Candidate) -> Iterator[list[int]]:
-    """The batches of one epoch after another."""
-    epoch = 0
-    while True:
-        candidate.order.set_epoch(epoch)
-        yield from candidate.order.batches()
-        epoch += 1
-
-
 def tokens_per_second(
-    training: Training,
-    rows: list[dict[str, Any]],
-    lengths: list[int],
-    compared: list[Candidate],
-    rounds: int,
-    tokens: int,
+    training: Training, rows: list[dict[str, Any]], compared: list[Candidate], rounds: int
 ) -> dict[Candidate, list[float]]:
     """Real tokens per second of each candidate in each round."""
-    sources = {candidate: endless(candidate) for candidate in compared}
+    on_one_thread = training.device == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if on_one_thread else time.perf_counter
+    num_tokens = sum(len(row["prompt_ids"]) + len(row["target_ids"]) for row in rows)
+
+    def train(candidate: Candidate, batches: list[list[int]]) -> float:
+        start, collate = clock(), candidate.collator
+        for batch in batches:
+            training.step(collate([rows[i] for i in batch]))
+        if training.device == "cuda":
+            torch.cuda.synchronize()
+        return clock() - start
+
+    for candidate in compared:
+        train(candidate, candidate.order.batches()[:1])
     speeds: dict[Candidate, list[float]] = {candidate: [] for candidate in compared}
     order = random.Random(0)
-    for number in range(WARM_UP_ROUNDS + rounds):
+    for epoch in range(rounds):
         for candidate in order.sample(compared, len(compared)):
-            collate, done = candidate.collator, 0
-            start = time.perf_counter()
-            while done < tokens:
-                batch = next(sources[candidate])
-                training.step(collate([rows[i] for i in batch]))
-                done += sum(lengths[i] for i in batch)
-            if training.device == "cuda":
-                torch.cuda.synchronize()
-            if number >= WARM_UP_ROUNDS:
-                speeds[candidate].append(done / (time.perf_counter() - start))
+            candidate.order.set_epoch(epoch)
+            speeds[candidate].append(num_tokens / train(candidate, candidate.order.batches()))
     return speeds
 
 
@@ -216,13 +205,12 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens per second by the way of batching.")
-    parser.add_argument("--rounds", type=int, default=9, help="after 1 to warm up (9)")
-    parser.add_argument("--tokens", type=int, default=4096, help="real ones, a round (4096)")
-    parser.add_argument("--examples", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5, help="epochs of every candidate (5)")
+    parser.add_argument("--examples", type=int, default=256)
     parser.add_argument("--mean", type=float, default=64, help="tokens of an example (64)")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--depth", type=int, default=256, help="hidden size (256)")
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=2048, help="vocabulary (2048)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -236,7 +224,7 @@ def main() -> None:
     compared = candidates(lengths, options.batch_size)
     training = Training(options.depth, options.layers, options.width, max(lengths), options.device)
     check(training, rows[: options.batch_size], max(lengths))
-    speeds = tokens_per_second(training, rows, lengths, compared, options.rounds, options.tokens)
+    speeds = tokens_per_second(training, rows, compared, options.rounds)
     results = []
     for candidate in compared:
         first, median, third = quartiles(speeds[candidate], speeds[compared[0]])

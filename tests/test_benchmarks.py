@@ -118,7 +118,7 @@ def batching(monkeypatch):
 
 
 def test_batching_prints_its_table_and_writes_the_csv(tmp_path, batching, monkeypatch, capsys):
-    sizes = ["--examples", "60", "--mean", "12", "--batch-size", "4", "--tokens", "60"]
+    sizes = ["--examples", "60", "--mean", "12", "--batch-size", "4"]
     model = ["--depth", "16", "--layers", "1", "--width", "50", "--threads", "1", "--rounds", "2"]
     arguments = [*sizes, *model, "--csv", str(tmp_path / "batching.csv")]
     monkeypatch.setattr(sys, "argv", ["batching.py", *arguments])
