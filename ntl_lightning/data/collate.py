@@ -117,7 +117,7 @@ def encode(
         kept = _within(limit, columns[name], examples, key, where, too_long)
         if len(kept) < len(examples):
             examples = [examples[i] for i in kept]
-            columns = {key: [values[i] for i in kept] for key, values in columns.items()}
+            columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     _report_unknown(tokenizer, "prompt", columns["prompt_ids"], examples, where)
     _report_unknown(tokenizer, "target", columns["target_ids"], examples, where)
     return Dataset.from_dict(columns)
@@ -245,7 +245,7 @@ def _cut_prompts(
         text, ids = examples[i].prompt, prompt_ids[i]
         while len(ids) > limit:
             text = _without_first_tokens(text, len(ids) - limit, tokenizer)
-            if not text:
+            if not text.strip():
                 raise ValueError(
                     f"{where}: no part of the prompt of {examples[i].origin} fits "
                     f"data.max_prompt_tokens={limit}; raise it"

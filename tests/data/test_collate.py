@@ -243,6 +243,8 @@ def test_a_prompt_of_which_nothing_fits_is_refused(assets):
     message = r"no part of the prompt of list:1 fits data\.max_prompt_tokens=1; raise it"
     with pytest.raises(ValueError, match=message):
         cut(tokenizer, "seq2seq", 1, ("one word", "5"))
+    with pytest.raises(ValueError, match=message):
+        cut(tokenizer, "seq2seq", 1, ("word ", "5"))
     with pytest.raises(ValueError, match=r"no part of the prompt of list:1 fits .*=3; raise it"):
         cut(ArithmeticTokenizer().load(), "causal", 3, ("12345", "5"))
 
