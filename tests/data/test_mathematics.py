@@ -300,7 +300,7 @@ def test_no_question_comes_twice_where_there_are_few():
 def test_seven_tenths_of_all_problems_are_for_training():
     module = TRAINING_MODULES["numbers__div_remainder"]
     draws = Draws(0)
-    tenths = [source_file.tenth(module.draw(draws, None, test=False).content) for _ in range(5000)]
+    tenths = [source_file.tenth(module.draw(draws, None).content) for _ in range(5000)]
     assert stats.chisquare(np.bincount(tenths, minlength=10)).pvalue > 0.001
     assert {split: len(tenths) for split, tenths in source_file.TENTHS.items()} == {
         **{"train": 7, "val": 1, "interpolate": 1, "extrapolate": 1}

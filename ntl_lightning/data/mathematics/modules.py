@@ -1,7 +1,7 @@
 """The kinds of problems, by the names of their modules in the original data set."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, log10
 from typing import Literal, NamedTuple
@@ -18,6 +18,7 @@ from ntl_lightning.data.mathematics.values import Scaled, decimal_text, differen
 
 __all__ = [
     "EXTRAPOLATION_MODULES",
+    "INTERPOLATION_MODULES",
     "TRAINING_MODULES",
     "Difficulty",
     "Module",
@@ -35,38 +36,31 @@ class Problem(NamedTuple):
     """Draws the wording; gives question and answer."""
 
 
-_DrawProblem = Callable[[Draws, Budget], Problem]
-
-
 @dataclass(frozen=True)
 class Module:
     """One kind of problem."""
 
-    draw_problem: _DrawProblem
+    draw_problem: Callable[[Draws, Budget], Problem]
     """From random numbers and a budget to a problem."""
-    train_entropy: tuple[float, float] | None
-    """Least and most decimal digits of randomness in training; None: not for training."""
-    test_entropy: tuple[float, float]
-    """Likewise for testing."""
+    entropy: tuple[float, float] = (3.0, 10.0)
+    """Least and most decimal digits of randomness in a problem."""
     num_modules: tuple[int, int] = (1, 1)
     """Fewest and most modules that a problem is composed of."""
 
-    def draw(self, draws: Draws, difficulty: Difficulty | None, *, test: bool) -> Problem:
+    def draw(self, draws: Draws, difficulty: Difficulty | None) -> Problem:
         """Draw a problem.
 
         Args:
             draws: Where randomness comes from.
             difficulty: The third of the range of entropies to draw from; None: all of it.
-            test: Whether to draw from the range of entropies for testing.
         """
-        low, high = self.test_entropy if test or not self.train_entropy else self.train_entropy
+        low, high = self.entropy
         if difficulty is not None:
             third = (high - low) / 3
             low += third * ("easy", "medium", "hard").index(difficulty)
             high = low + third
-        return self.draw_problem(
-            draws, Budget(draws.between(*self.num_modules), draws.uniform(low, high))
-        )
+        modules = draws.between(*self.num_modules)
+        return self.draw_problem(draws, Budget(modules, draws.uniform(low, high)))
 
 
 def _add_or_sub(draws: Draws, budget: Budget) -> Problem:
@@ -76,12 +70,11 @@ def _add_or_sub(draws: Draws, budget: Budget) -> Problem:
     total = difference(left, Scaled(-right.digits, right.places) if is_sum else right)
 
     def write() -> tuple[str, str]:
-        if is_sum:
-            template = draws.choice(_SUMS)
-        else:
-            is_distance = not number_text(total).startswith("-")
-            template = draws.choice(_DIFFERENCES + _DISTANCES if is_distance else _DIFFERENCES)
-        return template.format(a=a, b=b), number_text(total)
+        answer = number_text(total)
+        templates = _SUMS
+        if not is_sum:
+            templates = _DIFFERENCES if answer[0] == "-" else _DIFFERENCES + _DISTANCES
+        return draws.choice(templates).format(a=a, b=b), answer
 
     return Problem("+".join(sorted((a, b))) if is_sum else f"{a} - {b}", write)
 
@@ -110,7 +103,7 @@ def _calculate(
     value = draws.integer(own)
     length = None
     if longer:
-        _, most = lengths(_ENTROPY[1])
+        _, most = lengths(Module.entropy[1])
         length = draws.between(most + 1, most + 3)
     expression = draw_expression(
         draws,
@@ -124,7 +117,7 @@ def _calculate(
     def write() -> tuple[str, str]:
         return draws.choice(_EXPRESSIONS).format(expression.text()), str(value)
 
-    # Quicker than the text, which most tries do not need; and as good a mark.
+    # Not the text, which is not needed at all where the problem turns out to be of another set.
     return Problem(f"expression {expression.constants}", write)
 
 
@@ -230,7 +223,7 @@ def _after(before: str, question: str) -> str:
     return f"{before} {question}" if before else question
 
 
-_SUMS = (
+_SUMS: tuple[str, ...] = (
     "{a} + {b}",
     "{a}+{b}",
     "Work out {a} + {b}.",
@@ -243,7 +236,7 @@ _SUMS = (
     "Sum {a} and {b}.",
     "Total of {a} and {b}.",
 )
-_DIFFERENCES = (
+_DIFFERENCES: tuple[str, ...] = (
     "{a} - {b}",
     "Work out {a} - {b}.",
     "Calculate {a} - {b}.",
@@ -301,47 +294,45 @@ _POWERS_OF_TEN = (
 )
 _SMALL_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
-_ENTROPY = (3.0, 10.0)
-_INTERPOLATION = (8.0, 8.0)
-_BEYOND = (12.0, 12.0)
-_ARITHMETIC_BEYOND = (10.0, 12.0)
 _COMPOSED = (2, 4)
-_LINEAR_1D = partial(_linear, degree=1)
-_LINEAR_2D = partial(_linear, degree=2)
-_ADD_SUB = partial(_calculate, add_sub=True, mul_div=False)
+_ADD_OR_SUB = "arithmetic__add_or_sub"
 
 TRAINING_MODULES: Mapping[str, Module] = {
-    "algebra__linear_1d": Module(_LINEAR_1D, _ENTROPY, _INTERPOLATION),
-    "algebra__linear_1d_composed": Module(_LINEAR_1D, _ENTROPY, _INTERPOLATION, _COMPOSED),
-    "algebra__linear_2d": Module(_LINEAR_2D, _ENTROPY, _INTERPOLATION),
-    "algebra__linear_2d_composed": Module(_LINEAR_2D, _ENTROPY, _INTERPOLATION, _COMPOSED),
-    "algebra__sequence_next_term": Module(_sequence_next_term, _ENTROPY, _INTERPOLATION),
-    "arithmetic__add_or_sub": Module(_add_or_sub, (4.0, 16.0), (12.0, 12.0)),
+    "algebra__linear_1d": Module(partial(_linear, degree=1)),
+    "algebra__linear_1d_composed": Module(partial(_linear, degree=1), num_modules=_COMPOSED),
+    "algebra__linear_2d": Module(partial(_linear, degree=2)),
+    "algebra__linear_2d_composed": Module(partial(_linear, degree=2), num_modules=_COMPOSED),
+    "algebra__sequence_next_term": Module(_sequence_next_term),
+    _ADD_OR_SUB: Module(_add_or_sub, entropy=(4.0, 16.0)),
     "arithmetic__add_sub_multiple": Module(
-        partial(_ADD_SUB, longer=False), _ENTROPY, _INTERPOLATION
+        partial(_calculate, add_sub=True, mul_div=False, longer=False)
     ),
-    "arithmetic__mul": Module(_mul, _ENTROPY, _INTERPOLATION),
-    "numbers__div_remainder": Module(_div_remainder, _ENTROPY, _INTERPOLATION),
-    "numbers__div_remainder_composed": Module(_div_remainder, _ENTROPY, _INTERPOLATION, _COMPOSED),
-    "numbers__place_value": Module(_place_value, _ENTROPY, _INTERPOLATION),
-    "numbers__round_number": Module(_round_number, _ENTROPY, _INTERPOLATION),
-    "numbers__round_number_composed": Module(_round_number, _ENTROPY, _INTERPOLATION, _COMPOSED),
+    "arithmetic__mul": Module(_mul),
+    "numbers__div_remainder": Module(_div_remainder),
+    "numbers__div_remainder_composed": Module(_div_remainder, num_modules=_COMPOSED),
+    "numbers__place_value": Module(_place_value),
+    "numbers__round_number": Module(_round_number),
+    "numbers__round_number_composed": Module(_round_number, num_modules=_COMPOSED),
 }
-"""For training and interpolation."""
+
+INTERPOLATION_MODULES: Mapping[str, Module] = {
+    name: replace(module, entropy=(12.0, 12.0) if name == _ADD_OR_SUB else (8.0, 8.0))
+    for name, module in TRAINING_MODULES.items()
+}
 
 EXTRAPOLATION_MODULES: Mapping[str, Module] = {
-    "arithmetic__add_or_sub_big": Module(_add_or_sub, None, (16.0, 20.0)),
+    "arithmetic__add_or_sub_big": Module(_add_or_sub, entropy=(16.0, 20.0)),
     "arithmetic__add_sub_multiple_longer": Module(
-        partial(_ADD_SUB, longer=True), None, _ARITHMETIC_BEYOND
+        partial(_calculate, add_sub=True, mul_div=False, longer=True), entropy=(10.0, 12.0)
     ),
     "arithmetic__mixed_longer": Module(
-        partial(_calculate, add_sub=True, mul_div=True, longer=True), None, _ARITHMETIC_BEYOND
+        partial(_calculate, add_sub=True, mul_div=True, longer=True), entropy=(10.0, 12.0)
     ),
-    "arithmetic__mul_big": Module(_mul, None, _ARITHMETIC_BEYOND),
+    "arithmetic__mul_big": Module(_mul, entropy=(10.0, 12.0)),
     "arithmetic__mul_div_multiple_longer": Module(
-        partial(_calculate, add_sub=False, mul_div=True, longer=True), None, _ARITHMETIC_BEYOND
+        partial(_calculate, add_sub=False, mul_div=True, longer=True), entropy=(10.0, 12.0)
     ),
-    "numbers__place_value_big": Module(_place_value, None, _BEYOND),
-    "numbers__round_number_big": Module(_round_number, None, _BEYOND),
+    "numbers__place_value_big": Module(_place_value, entropy=(12.0, 12.0)),
+    "numbers__round_number_big": Module(_round_number, entropy=(12.0, 12.0)),
 }
-"""For extrapolation: larger numbers and longer expressions than in training."""
+"""Larger numbers and longer expressions than in training."""

@@ -1,6 +1,6 @@
 """Problems of DeepMind's mathematics data set, made from a seed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -8,6 +8,7 @@ from typing import Literal
 from ntl_lightning.data.mathematics.draws import Draws
 from ntl_lightning.data.mathematics.modules import (
     EXTRAPOLATION_MODULES,
+    INTERPOLATION_MODULES,
     TRAINING_MODULES,
     Difficulty,
     Module,
@@ -18,8 +19,19 @@ __all__ = ["TENTHS", "Mathematics", "tenth"]
 
 Split = Literal["train", "val", "interpolate", "extrapolate"]
 
+_MODULES: Mapping[Split, Mapping[str, Module]] = {
+    "train": TRAINING_MODULES,
+    "val": TRAINING_MODULES,
+    "interpolate": INTERPOLATION_MODULES,
+    "extrapolate": EXTRAPOLATION_MODULES,
+}
 # Tenths of all problems. Changing these or the hash moves problems from one set to another.
-TENTHS = {"train": range(7), "val": [7], "interpolate": [8], "extrapolate": [9]}
+TENTHS: Mapping[Split, Sequence[int]] = {
+    "train": range(7),
+    "val": [7],
+    "interpolate": [8],
+    "extrapolate": [9],
+}
 _LONGEST_QUESTION = 160
 _LONGEST_ANSWER = 30
 # Draws in a row without a new problem, after which there are taken to be none.
@@ -83,7 +95,7 @@ class Mathematics(Source):
         if isinstance(self.modules, str) or not self.modules:
             raise ValueError(
                 f"Mathematics.modules must be a list of modules, got {self.modules!r}. Write "
-                f"[{next(iter(self._known()))}], or null for all."
+                f"[{next(iter(_MODULES[self.split]))}], or null for all."
             )
         for name in self.modules:
             if name not in TRAINING_MODULES and name not in EXTRAPOLATION_MODULES:
@@ -92,10 +104,10 @@ class Mathematics(Source):
                     f"interpolate there are {', '.join(TRAINING_MODULES)}; for extrapolate "
                     f"{', '.join(EXTRAPOLATION_MODULES)}."
                 )
-            if name not in self._known():
+            if name not in _MODULES[self.split]:
                 raise ValueError(
                     f"Mathematics.modules: {name} is not a module of {self.split}, which has "
-                    f"{', '.join(self._known())}."
+                    f"{', '.join(_MODULES[self.split])}."
                 )
             if self.modules.count(name) > 1:
                 raise ValueError(f"Mathematics.modules names {name} twice. Remove one.")
@@ -107,18 +119,14 @@ class Mathematics(Source):
             ValueError: If a module has fewer problems of this kind than asked for.
         """
         examples = []
-        for name in self.modules or self._known():
+        for name in self.modules or _MODULES[self.split]:
             for index, (question, answer) in enumerate(self._problems(name)):
                 origin = f"Mathematics({self.split}, {name})[{index}]"
                 examples.append(Example(question, answer, origin))
         return examples
 
-    def _known(self) -> Mapping[str, Module]:
-        return EXTRAPOLATION_MODULES if self.split == "extrapolate" else TRAINING_MODULES
-
     def _problems(self, name: str) -> Iterator[tuple[str, str]]:
-        module = self._known()[name]
-        is_test = self.split in ("interpolate", "extrapolate")
+        module = _MODULES[self.split][name]
         draws = Draws(_hash(f"{self.seed} {name} {self.split} {self.difficulty}"))
         tenths = TENTHS[self.split]
         found: set[str] = set()
@@ -132,7 +140,7 @@ class Mathematics(Source):
                     f"no more than {len(found)} {level}problems of {self.split} were found for "
                     f"{name}. Ask for fewer, or for another difficulty."
                 )
-            problem = module.draw(draws, self.difficulty, test=is_test)
+            problem = module.draw(draws, self.difficulty)
             if tenth(problem.content) not in tenths:
                 continue
             question, answer = problem.write()
