@@ -1,6 +1,7 @@
 """What a number is: in text, and among the tokens of a vocabulary."""
 
 from ntl_lightning.numbers.audit import Audit, audit_tokenizer, render_audit
+from ntl_lightning.numbers.codec import NumberCodec
 from ntl_lightning.numbers.runs import NumberRuns, Role, label_counts, number_runs
 from ntl_lightning.numbers.text import (
     NumberFormat,
@@ -28,6 +29,7 @@ from ntl_lightning.numbers.vocabulary import (
 __all__ = [
     "ArithmeticTokenizer",
     "Audit",
+    "NumberCodec",
     "NumberFormat",
     "NumberInText",
     "NumberKind",

@@ -303,7 +303,7 @@ def _number_ends_before(text: str, at: int) -> bool:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How values are written: a fixed number of decimals, and of integer digits where asked for.
+    """How values are written: so many decimals, or so many significant digits.
 
     What is written is read back by `find_numbers` as exactly the rounded value.
 
@@ -311,6 +311,10 @@ class NumberFormat:
     '3.14'
     >>> NumberFormat(decimals=1, width=3, plus_sign=True).write(7)
     '+007.0'
+    >>> [NumberFormat(significant_digits=3).write(value) for value in (1234, 0.5)]
+    ['1230', '0.500']
+    >>> NumberFormat(decimals=2, scientific=True).write(-31415.9)
+    '-3.14e4'
     """
 
     decimals: int = 0
@@ -320,13 +324,19 @@ class NumberFormat:
     as the value has."""
     plus_sign: bool = False
     """Write `+` before values that are not negative, zero included."""
+    significant_digits: int | None = None
+    """Digits from the first that is not 0, in place of `decimals`; None: `decimals` count."""
+    scientific: bool = False
+    """One digit before the point and a power of ten behind: `3.14e4`, `5.0e-3`."""
 
     def __post_init__(self) -> None:
         """Check the fields.
 
         Raises:
-            ValueError: If `decimals` is not an integer of at least 0, `width` not None or an
-                integer of at least 1, or `plus_sign` not a bool.
+            ValueError: If `decimals` is not an integer of at least 0, `width` or
+                `significant_digits` not None or an integer of at least 1, or `plus_sign` or
+                `scientific` not a bool; if there are both decimals and significant digits, or a
+                width for scientific notation.
         """
         if not _is_integer(self.decimals) or self.decimals < 0:
             raise ValueError(
@@ -337,9 +347,24 @@ class NumberFormat:
                 "NumberFormat.width must be an integer of at least 1, or None for no padding, "
                 f"got {self.width!r}."
             )
-        if not isinstance(self.plus_sign, bool):
+        digits = self.significant_digits
+        if digits is not None and (not _is_integer(digits) or digits < 1):
             raise ValueError(
-                f"NumberFormat.plus_sign must be true or false, got {self.plus_sign!r}."
+                "NumberFormat.significant_digits must be an integer of at least 1, or None where "
+                f"decimals count, got {digits!r}."
+            )
+        for name, flag in (("plus_sign", self.plus_sign), ("scientific", self.scientific)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"NumberFormat.{name} must be true or false, got {flag!r}.")
+        if digits is not None and self.decimals:
+            raise ValueError(
+                f"NumberFormat.decimals={self.decimals} and significant_digits={digits} exclude "
+                "each other. Remove one."
+            )
+        if self.scientific and self.width is not None:
+            raise ValueError(
+                f"NumberFormat.width={self.width} has no effect with scientific: true, which "
+                "writes one digit before the point. Remove one."
             )
 
     def write(self, value: Decimal | int | float) -> str:
@@ -350,7 +375,8 @@ class NumberFormat:
                 2.675 and is written 2.67. What rounds to zero is written without a minus.
 
         Returns:
-            The sign if any, the integer digits, and with `decimals` a point and the decimals.
+            The sign if any, the integer digits, a point and the decimals if any, and in scientific
+            notation `e` and the exponent.
 
         Raises:
             ValueError: If the value is not a finite number, or its integer part has more digits
@@ -367,18 +393,33 @@ class NumberFormat:
                 f"{value} cannot be written as a number: only finite values have digits. "
                 "Take such rows out of the data."
             )
-        digits = max(exact.adjusted(), 0) + self.decimals + 2
-        context = Context(digits, ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX)
-        rounded = exact.quantize(Decimal((0, (1,), -self.decimals)), context=context)
-        integer, point, decimals = f"{rounded.copy_abs():f}".partition(".")
+        exponent = ""
+        decimals = self.decimals
+        if self.significant_digits is not None or self.scientific:
+            digits = self.significant_digits or self.decimals + 1
+            exact = _exactly(digits).plus(exact)
+            magnitude = exact.adjusted() if exact else 0
+            decimals = digits - 1
+            if self.scientific:
+                exact = _exactly(digits).scaleb(exact, -magnitude)
+                exponent = f"e{magnitude}"
+            else:
+                decimals = max(decimals - magnitude, 0)
+        context = _exactly(max(exact.adjusted(), 0) + decimals + 2)
+        rounded = exact.quantize(Decimal((0, (1,), -decimals)), context=context)
+        integer, point, behind = f"{rounded.copy_abs():f}".partition(".")
         sign = "-" if rounded < 0 else "+" if self.plus_sign else ""
         if self.width is not None and len(integer) > self.width:
-            written = reprlib.repr(sign + integer + point + decimals)
+            written = reprlib.repr(sign + integer + point + behind)
             raise ValueError(
                 f"{written} has {len(integer)} digits before the decimal point, more than the "
                 f"width {self.width} of the number format: use width {len(integer)} or more."
             )
-        return sign + integer.zfill(self.width or 0) + point + decimals
+        return sign + integer.zfill(self.width or 0) + point + behind + exponent
+
+
+def _exactly(digits: int) -> Context:
+    return Context(digits, ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 
 def _is_integer(value: object) -> bool:

@@ -707,6 +707,19 @@ def test_answers_decoded_by_bert_are_read_right(
         (NumberFormat(plus_sign=True), -7, "-7"),
         (NumberFormat(plus_sign=True), -0.0, "+0"),
         (NumberFormat(decimals=1), 10**40 + 1, "1" + "0" * 39 + "1.0"),
+        (NumberFormat(significant_digits=3), 1234567, "1230000"),
+        (NumberFormat(significant_digits=3), Decimal("0.00012345"), "0.000123"),
+        (NumberFormat(significant_digits=3), Decimal("999.6"), "1000"),
+        (NumberFormat(significant_digits=3), Decimal("0.09996"), "0.100"),
+        (NumberFormat(significant_digits=3), 5, "5.00"),
+        (NumberFormat(significant_digits=3), 0, "0.00"),
+        (NumberFormat(significant_digits=1), -25, "-20"),
+        (NumberFormat(significant_digits=2, width=3, plus_sign=True), 1.25, "+001.2"),
+        (NumberFormat(decimals=2, scientific=True), 31415.9, "3.14e4"),
+        (NumberFormat(significant_digits=3, scientific=True), 31415.9, "3.14e4"),
+        (NumberFormat(decimals=1, scientific=True), Decimal("-0.0996"), "-1.0e-1"),
+        (NumberFormat(scientific=True), 0, "0e0"),
+        (NumberFormat(scientific=True, plus_sign=True), 7, "+7e0"),
     ],
 )
 def test_values_are_written_in_the_format(
@@ -754,6 +767,23 @@ def test_what_is_written_is_read_back_as_the_rounded_value(
         assert len(written.lstrip("+-").split(".")[0]) == width
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 20))
+def test_significant_digits_are_those_of_pythons_own_format(value: float, digits: int) -> None:
+    exact = Decimal(value)
+    python = f"{exact:.{digits - 1}e}"
+    scientific = NumberFormat(significant_digits=digits, scientific=True).write(value)
+    assert scientific == NumberFormat(decimals=digits - 1, scientific=True).write(value)
+    mantissa, _, exponent = scientific.partition("e")
+    assert Decimal(mantissa) == Decimal(python.lower().partition("e")[0])
+    assert int(exponent) == (Decimal(python).adjusted() if value else 0)
+    assert len(mantissa.lstrip("-").replace(".", "")) == digits
+    plain = NumberFormat(significant_digits=digits).write(value)
+    for written in (scientific, plain):
+        assert [n.value for n in find_numbers(written)] == [Decimal(python)]
+    assert "e" not in plain
+    assert len(plain.lstrip("-").replace(".", "").lstrip("0")) >= (digits if value else 0)
+
+
 def test_a_value_wider_than_the_format_is_an_error() -> None:
     with pytest.raises(
         ValueError, match=r"'-1234.50' has 4 digits .* width 3 .* use width 4 or more"
@@ -789,6 +819,11 @@ def test_what_is_no_number_is_not_written(value: object) -> None:
         ({"width": 0}, "width must be an integer of at least 1, or None .* got 0"),
         ({"width": True}, "width must be an integer of at least 1, or None .* got True"),
         ({"plus_sign": 1}, "plus_sign must be true or false, got 1"),
+        ({"scientific": "yes"}, "scientific must be true or false, got 'yes'"),
+        ({"significant_digits": 0}, "significant_digits must be an integer of at least 1"),
+        ({"significant_digits": 2.0}, "significant_digits must be .* got 2.0"),
+        ({"significant_digits": 2, "decimals": 1}, "decimals=1 and significant_digits=2 exclude"),
+        ({"scientific": True, "width": 2}, "width=2 has no effect with scientific"),
     ],
 )
 def test_a_format_that_makes_no_sense_is_refused(fields: dict[str, object], message: str) -> None:
