@@ -5,7 +5,8 @@ B batch, T positions, V vocabulary, N label positions.
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
+from decimal import Decimal
 from enum import Enum
 from inspect import signature
 from pathlib import Path
@@ -37,10 +38,13 @@ from ntl_lightning.losses import (
 )
 from ntl_lightning.numbers import (
     ArithmeticTokenizer,
+    NumberCodec,
+    NumberFormat,
     NumberKind,
     NumberVocabulary,
     Tokenizer,
-    decode_answer,
+    decode_answers,
+    last_number,
     num_token_ids,
 )
 from ntl_lightning.optimization import AdamW, CosineLR, LRSchedule, OptimizerSpec
@@ -158,6 +162,8 @@ class NumberAwareLM(LightningModule):
         self.model: PreTrainedModel | None = None
         self.training_mean: float | None = None
         """Mean of the numeric training targets, kept in the checkpoint."""
+        self.codec: NumberCodec | None = None
+        """How the data write target values, and so how answers are read; kept in the checkpoint."""
         self.evaluation_results: dict[str, dict[str, float]] = {}
         """Set name -> metric -> value of the latest evaluation, in float64."""
         self._longest_target = 0
@@ -330,6 +336,25 @@ class NumberAwareLM(LightningModule):
                 "model.tokenizer with digit_level: true or model.number_tokens=integers, look at "
                 "`python -m ntl_lightning inspect-tokenizer`, or train with CrossEntropy alone"
             )
+
+    def on_train_start(self) -> None:
+        """Remember how the targets are written, now that a checkpoint has been loaded."""
+        self._take_codec()
+
+    def _take_codec(self) -> None:
+        """Read answers as the data write targets; refuse what the weights were not trained with."""
+        if not hasattr(self._datamodule, "codec"):
+            return
+        theirs: NumberCodec | None = self._datamodule.codec
+        begins_anew = self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None
+        if theirs != self.codec and self.trained_steps and not begins_anew:
+            raise ValueError(
+                f"data.codec is {theirs or 'not set'}, but the model was trained with "
+                f"{self.codec or 'none'}: its answers would be read wrongly. Set data.codec as in "
+                "training (with the same mean and standard_deviation, if the training data have "
+                "changed since)"
+            )
+        self.codec = theirs
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The objective on one micro-batch, scaled so that accumulated gradients are exact."""
@@ -517,16 +542,28 @@ class NumberAwareLM(LightningModule):
         names = [self.set_name(stage, index) for index in range(count)]
         self._averages = {name: TermAverages(terms).to(self.device) for name in names}
         self._metrics = {
-            name: NumericMetrics(training_mean=self.training_mean).to(self.device) for name in names
+            name: NumericMetrics(self.training_mean, codec=self.codec).to(self.device)
+            for name in names
         }
+        self._token_values = self._values_of_tokens()
+
+    def _values_of_tokens(self) -> Tensor:
+        """What each number token is worth as an answer, float64 (K,); NaN where it is nothing."""
+        values: Sequence[float | Decimal | None] = self.vocabulary.values
+        if self.codec is not None:
+            values = [self.codec.inverse(Decimal(repr(value))) for value in self.vocabulary.values]
+        numbers = [float("nan") if value is None else float(value) for value in values]
+        return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
     def on_validation_start(self) -> None:
-        """Take the length limit from the data."""
+        """Take the length limit and the codec from the data."""
         self._start(training=False)
+        self._take_codec()
 
     def on_test_start(self) -> None:
-        """Take the length limit from the data."""
+        """Take the length limit and the codec from the data."""
         self._start(training=False)
+        self._take_codec()
 
     def on_validation_epoch_start(self) -> None:
         """Fresh metrics for every named set."""
@@ -567,7 +604,12 @@ class NumberAwareLM(LightningModule):
             self.generation,
             limit,
         )
-        return [decode_answer(self.tokenizer, row) for row in ids], hit_limit
+        return decode_answers(self.tokenizer, ids), hit_limit
+
+    def _read(self, answers: Sequence[str]) -> list[Decimal | None]:
+        """The numbers in answers, in the units of the targets."""
+        read = last_number if self.codec is None else self.codec.read
+        return [read(answer) for answer in answers]
 
     def _evaluation_step(
         self, batch: dict[str, Any], stage: Stage, dataloader_idx: int
@@ -599,7 +641,7 @@ class NumberAwareLM(LightningModule):
         means = expected_values(
             labels,
             statistics.number_probabilities,
-            statistics.number_values,
+            self._token_values,
             statistics.is_number,
             self.tokenizer.eos_token_id,
         )
@@ -607,6 +649,7 @@ class NumberAwareLM(LightningModule):
             "prompt": batch["prompt"],
             "target": batch["target"],
             "answer": answers,
+            "value": self._read(answers),
             "index": batch["index"],
         }
         output = {key: [values[i] for i in rows] for key, values in output.items()}
@@ -654,8 +697,9 @@ class NumberAwareLM(LightningModule):
         self._log_evaluation()
 
     def on_predict_start(self) -> None:
-        """Take the length limit from the data, or say that it is missing."""
+        """Take the length limit and the codec from the data, or say that the limit is missing."""
         self._start(training=False)
+        self._take_codec()
         _ = self.max_new_tokens
 
     def predict_step(
@@ -665,7 +709,8 @@ class NumberAwareLM(LightningModule):
         self._check_batch(batch, *_EVALUATION_KEYS)
         answers, _ = self._answer(batch)
         rows = [i for i, index in enumerate(batch["index"]) if index >= 0]
-        output = {key: batch[key] for key in ("prompt", "target", "index")} | {"answer": answers}
+        output = {key: batch[key] for key in ("prompt", "target", "index")}
+        output |= {"answer": answers, "value": self._read(answers)}
         return {key: [values[i] for i in rows] for key, values in output.items()}
 
     # Checkpoints
@@ -675,6 +720,7 @@ class NumberAwareLM(LightningModule):
         checkpoint["number_aware"] = {
             "training_mean": self.training_mean,
             "longest_target": self._longest_target,
+            "codec": None if self.codec is None else asdict(self.codec),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -682,6 +728,11 @@ class NumberAwareLM(LightningModule):
         kept = checkpoint.get("number_aware", {})
         self.training_mean = kept.get("training_mean")
         self._longest_target = kept.get("longest_target", 0)
+        codec = kept.get("codec")
+        if codec is not None:
+            number_format = NumberFormat(**codec["number_format"])
+            codec = NumberCodec(**{**codec, "number_format": number_format})
+        self.codec = codec
         self.trained_steps = checkpoint.get("global_step", 0)
 
 

@@ -14,9 +14,9 @@ import yaml
 from ntl_lightning import backbones, data, losses, numbers, optimization
 from ntl_lightning.backbones import Backbone
 from ntl_lightning.cli import main
-from ntl_lightning.data import RowFilter, Source
+from ntl_lightning.data import InputRange, RowFilter, Source
 from ntl_lightning.losses import LossTerm, WeightSchedule
-from ntl_lightning.numbers import NumberFormat, Tokenizer
+from ntl_lightning.numbers import NumberCodec, NumberFormat, Tokenizer
 from ntl_lightning.optimization import LRSchedule, OptimizerSpec
 from tests.conftest import ROOT, assert_command_is_accepted
 
@@ -47,6 +47,11 @@ def header(path: Path) -> list[str]:
             break
         lines.append(line.removeprefix("#").strip())
     return lines
+
+
+def takes_hours(path: Path) -> bool:
+    """Whether its model is of a size that even one step takes minutes without a GPU."""
+    return any(line.startswith("Takes: hours") for line in header(path))
 
 
 def test_there_are_configurations() -> None:
@@ -90,7 +95,11 @@ def test_a_configuration_has_its_sections_in_order_and_names_classes_in_full(pat
     assert [name for name in class_paths if "." not in name] == []
 
 
-@every_config
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if takes_hours(path) else []) for path in FILES],
+    ids=lambda path: str(path.relative_to(CONFIGS)),
+)
 @pytest.mark.filterwarnings(
     "ignore:NaN, because they are not defined",
     "ignore:AnswerPlots. no answer of",
@@ -128,11 +137,8 @@ def option_names(settings: dict[str, Any], prefix: str) -> list[str]:
 
 def class_arguments() -> list[str]:
     """Dotted names of the arguments of every class that a configuration can name."""
-    names = [
-        f"{kind.__name__}.{field.name}"
-        for kind in (NumberFormat, RowFilter)
-        for field in fields(kind)
-    ]
+    parts = (NumberFormat, NumberCodec, InputRange, RowFilter)
+    names = [f"{part.__name__}.{field.name}" for part in parts for field in fields(part)]
     for base, package in CHOICES.items():
         for class_name in package.__all__:
             kind = getattr(package, class_name)

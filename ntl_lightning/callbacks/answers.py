@@ -27,8 +27,10 @@ class AnswerModule(Protocol):
     """A LightningModule whose evaluation and prediction steps return answers.
 
     `validation_step`, `test_step` and `predict_step` return a dict of four lists of equal length:
-    `prompt`, `target` (None where it is not known), `answer` and `index` (the place in the set).
-    An evaluation without answers, because generation is switched off, returns an empty dict.
+    `prompt`, `target` (None where it is not known), `answer` and `index` (the place in the set);
+    and as a fifth one `value`, the number in each answer or None, where that is not simply its
+    last one. An evaluation without answers, because generation is switched off, returns an empty
+    dict.
     """
 
     def set_name(self, stage: str, dataloader_idx: int) -> str:
@@ -46,6 +48,8 @@ class Answer:
     prompt: str
     target: str | None
     answer: str
+    value: Decimal | None
+    """The number in the answer, in the units of the target."""
 
 
 def as_answer_module(pl_module: LightningModule) -> AnswerModule:
@@ -65,14 +69,22 @@ def answers_of(outputs: object) -> list[Answer] | None:
     columns: list[Iterable[object]] = [
         outputs[name] for name in ("index", "prompt", "target", "answer")
     ]
+    values = outputs.get("value")
+    columns.append(map(last_number, outputs["answer"]) if values is None else values)
     return [
-        Answer(int(str(index)), str(prompt), None if target is None else str(target), str(answer))
-        for index, prompt, target, answer in zip(*columns, strict=True)
+        Answer(
+            int(str(index)),
+            str(prompt),
+            None if target is None else str(target),
+            str(answer),
+            cast("Decimal | None", value),
+        )
+        for index, prompt, target, answer, value in zip(*columns, strict=True)
     ]
 
 
 def number_in(text: str | None) -> Decimal | None:
-    """The number of an answer or target, read as the metrics read it."""
+    """The number of a target, read as the metrics read it."""
     return None if text is None else last_number(text)
 
 

@@ -72,8 +72,7 @@ def sample_table(answers: list[Answer]) -> str:
 
 
 def _result(sample: Answer) -> str:
-    target = number_in(sample.target)
-    answer = number_in(sample.answer)
+    target, answer = number_in(sample.target), sample.value
     if target is None:
         if sample.target is None:
             return ""
@@ -288,9 +287,8 @@ def _logger_methods(trainer: Trainer, name: str) -> Iterator[Callable[..., objec
             yield method
 
 
-def _float64_number(text: str | None) -> Decimal | None:
-    """The number in a text; None without one, or if it is beyond float64, as in the metrics."""
-    number = number_in(text)
+def _in_float64(number: Decimal | None) -> Decimal | None:
+    """The number, or None if it is beyond float64, as in the metrics."""
     return None if number is None or math.isinf(float(number)) else number
 
 
@@ -301,8 +299,7 @@ def _numbers_of(
     pairs: list[tuple[Decimal, Decimal]] = []
     unread: list[Decimal] = []
     for sample in answers:
-        target = _float64_number(sample.target)
-        answer = _float64_number(sample.answer)
+        target, answer = _in_float64(number_in(sample.target)), _in_float64(sample.value)
         if target is not None and answer is not None:
             pairs.append((target, answer))
         elif target is not None:

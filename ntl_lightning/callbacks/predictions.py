@@ -31,20 +31,20 @@ __all__ = ["Merged", "PredictionFile", "merge_parts", "prediction_line"]
 _MOST_INTEGER_DIGITS = 640  # Python reads integers of so many digits under any setting.
 
 
-def prediction_line(sample: Answer, value: Decimal | None, target_value: Decimal | None) -> str:
+def prediction_line(sample: Answer, target_value: Decimal | None) -> str:
     """A sample as one line of JSON, with a line break.
 
     Args:
-        sample: What was asked and answered.
-        value: The number in the answer. It is written with all its digits, as a JSON number, over
-            640 digits with an exponent;
+        sample: What was asked and answered. Its value is written with all its digits, as a JSON
+            number, over 640 digits with an exponent;
             `json.loads(line, parse_float=Decimal)` reads it back without rounding.
-        target_value: The number in the target; `error` is `value` minus this, exactly.
+        target_value: The number in the target; `error` is the value minus this, exactly.
 
-    >>> sample = Answer(0, "0.1 + 0.2 =", "0.3", "0.50")
-    >>> print(prediction_line(sample, Decimal("0.50"), Decimal("0.3")), end="")
+    >>> sample = Answer(0, "0.1 + 0.2 =", "0.3", "0.50", Decimal("0.50"))
+    >>> print(prediction_line(sample, Decimal("0.3")), end="")
     {"index": 0, "prompt": "0.1 + 0.2 =", "target": "0.3", "answer": "0.50", "value": 0.50, "error": 0.20}
     """  # noqa: E501
+    value = sample.value
     error = None if value is None or target_value is None else difference(value, target_value)
     members = {
         "index": str(sample.index),
@@ -121,10 +121,12 @@ class PredictionFile(Callback):
     """Writes what `predict` answers to a JSON-lines file, in the order of the input.
 
     Each line is `{"index", "prompt", "target", "answer", "value", "error"}`: `value` is the number
-    in the answer, `error` that minus the number in the target, both exact, null where there is
-    none. Lines go to a `.part` file beside the target while `predict` runs, so an interrupted run
-    leaves what it has done; at the end they are sorted and put in place in one step. A file of an
-    earlier run is kept under a number, `predictions.1.jsonl`.
+    in the answer, in the units of the target where a codec writes these otherwise, `error` that
+    minus the number in the target, both exact, null where there is none.
+
+    Lines go to a `.part` file beside the target while `predict` runs, so an interrupted
+    run leaves what it has done; at the end they are sorted and put in place in one step. A file of
+    an earlier run is kept under a number, `predictions.1.jsonl`.
 
     Call `trainer.predict(..., return_predictions=False)`, or Lightning keeps all answers in memory
     as well. `fast_dev_run` writes no file.
@@ -215,8 +217,7 @@ class PredictionFile(Callback):
             return
         part = self._open[dataloader_idx]
         for sample in answers:
-            value, target = number_in(sample.answer), number_in(sample.target)
-            part.write(prediction_line(sample, value, target))
+            part.write(prediction_line(sample, number_in(sample.target)))
         part.flush()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

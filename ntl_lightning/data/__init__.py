@@ -6,7 +6,8 @@ from ntl_lightning.data.datamodule import LabelCoverage, NumberDataModule
 from ntl_lightning.data.loader import BatchLoader, StepTotals
 from ntl_lightning.data.mathematics import Mathematics
 from ntl_lightning.data.order import BatchOrder, TokenBudgetOrder
-from ntl_lightning.data.problems import Arithmetic, Friedman
+from ntl_lightning.data.problems import Arithmetic
+from ntl_lightning.data.regression import Formula, Friedman, Friedman2, Friedman3, InputRange
 from ntl_lightning.data.sources import Example, Mixture, Source, Split
 from ntl_lightning.data.tables import Csv, HubDataset, JsonLines, Parquet, RowFilter
 
@@ -20,8 +21,12 @@ __all__ = [
     "Collator",
     "Csv",
     "Example",
+    "Formula",
     "Friedman",
+    "Friedman2",
+    "Friedman3",
     "HubDataset",
+    "InputRange",
     "JsonLines",
     "LabelCoverage",
     "Mathematics",

@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from ntl_lightning.data.order import padded_length
 from ntl_lightning.data.quantities import matched_spans, quantity_tokens
 from ntl_lightning.data.sources import Example
-from ntl_lightning.numbers import find_numbers
+from ntl_lightning.data.written import ChangedNumbers, check_numbers_survive, written
+from ntl_lightning.numbers import NumberCodec, find_numbers
 
 __all__ = ["IGNORE_INDEX", "Architecture", "Collator", "TooLong", "encode"]
 
@@ -39,8 +40,13 @@ def encode(
     max_target_tokens: int | None = None,
     too_long: TooLong = "refuse",
     not_quantities: Sequence[re.Pattern[str]] = (),
+    codec: NumberCodec | None = None,
+    changed_numbers: ChangedNumbers = "refuse",
 ) -> Dataset:
     """Tokenise examples into an Arrow table with `prompt`, `target`, `prompt_ids`, `target_ids`.
+
+    With a codec, `target_ids` are of the target as the codec writes it; `target` stays the text of
+    the source, which is what answers are compared with.
 
     Where there are patterns, or examples that mark parts of their target, the table also has
     `quantities`: for every target token, whether a number there counts as a quantity. A token that
@@ -63,13 +69,17 @@ def encode(
             too; a longer target is refused.
         not_quantities: Patterns searched in the targets; what they find (their groups, where they
             have some) is no quantity.
+        codec: Writes the targets, each of which must then be one number and nothing else.
+        changed_numbers: Whether a target whose number does not come back from the tokenizer is an
+            error, or counted in a warning.
 
     Raises:
         ValueError: If there is no example, a prompt has no token, a text is longer than its limit
             and refused, all examples are left out, nothing of a prompt fits, the tokenizer has no
             end-of-sequence token, or every target has characters that it does not know; if there
             is something to mark or a prompt to cut and the tokenizer is not a fast one, or a marked
-            part lies outside its target.
+            part lies outside its target; if a number is changed by the tokenizer, or the codec
+            cannot write a target.
     """
     if not examples:
         raise ValueError(f"{where} holds no example; name a source that has some")
@@ -95,6 +105,9 @@ def encode(
         examples, prompt_ids = _cut_prompts(
             examples, prompt_ids, tokenizer, prompts_to_ids, max_prompt_tokens, where
         )
+    golds = [example.target for example in examples]
+    if codec is not None:
+        examples = written(examples, codec, where)
     marks = bool(not_quantities) or any(example.not_quantities for example in examples)
     if marks:
         _check_marks(examples, tokenizer, where)
@@ -104,7 +117,7 @@ def encode(
     target_ids = [[] if example.target is None else [*next(encoded), eos] for example in examples]
     columns: dict[str, Any] = {
         "prompt": [example.prompt for example in examples],
-        "target": [example.target for example in examples],
+        "target": golds,
         "prompt_ids": prompt_ids,
         "target_ids": target_ids,
     }
@@ -120,6 +133,14 @@ def encode(
             columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     _report_unknown(tokenizer, "prompt", columns["prompt_ids"], examples, where)
     _report_unknown(tokenizer, "target", columns["target_ids"], examples, where)
+    check_numbers_survive(
+        examples,
+        columns["target_ids"],
+        tokenizer,
+        where,
+        codec=codec,
+        changed_numbers=changed_numbers,
+    )
     return Dataset.from_dict(columns)
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, get_args
@@ -23,8 +23,10 @@ from ntl_lightning.data.order import BatchOrder, TokenBudgetOrder
 from ntl_lightning.data.problems import Arithmetic
 from ntl_lightning.data.quantities import compile_patterns, matched_spans
 from ntl_lightning.data.sources import Example, Source
+from ntl_lightning.data.written import ChangedNumbers, check_are_finite, gold_numbers
 from ntl_lightning.numbers import (
     ArithmeticTokenizer,
+    NumberCodec,
     NumberKind,
     NumberVocabulary,
     Tokenizer,
@@ -109,6 +111,12 @@ class NumberDataModule(LightningDataModule):
             pass them over. Every token that overlaps a match is marked; where an expression has
             groups, as `room ([0-9]+)`, those that overlap its groups. Table sources can also name
             columns.
+        codec: How target values are written for the model, and answers read back before they are
+            scored in the units of the data; every target is then one number. null: targets are
+            learnt as they stand in the data.
+        changed_numbers: What becomes of targets whose number is another one after tokenising and
+            decoding, which even a right answer cannot hit: `refuse` them, or `count` them in a
+            warning.
         tokenizer: Set through `model.tokenizer` on the command line.
         architecture: Set by the model on the command line.
         number_tokens: Set through `model.number_tokens` on the command line.
@@ -138,6 +146,8 @@ class NumberDataModule(LightningDataModule):
         max_target_tokens: int | None = None,
         too_long: TooLong = "refuse",
         not_quantities: Sequence[str] = (),
+        codec: NumberCodec | None = None,
+        changed_numbers: ChangedNumbers = "refuse",
         tokenizer: Tokenizer = ArithmeticTokenizer(),
         architecture: Architecture = "causal",
         number_tokens: NumberKind = "digits",
@@ -186,6 +196,15 @@ class NumberDataModule(LightningDataModule):
                     "data.group_by_length has no effect on packed rows: set it or data.packing to "
                     "false"
                 )
+        if changed_numbers not in get_args(ChangedNumbers):
+            raise ValueError(
+                f"data.changed_numbers must be refuse or count, got {changed_numbers!r}"
+            )
+        if codec is not None and not_quantities:
+            raise ValueError(
+                "data.codec writes the targets anew as one number each, so there is nothing that "
+                "data.not_quantities could mark. Remove one of the two"
+            )
         # Nobody's own task should be validated or tested on the built-in one.
         is_built_in = list(train) == [_TRAIN]
         if val is None:
@@ -217,6 +236,11 @@ class NumberDataModule(LightningDataModule):
         self.max_target_tokens = max_target_tokens
         self.too_long: TooLong = too_long
         self.not_quantities = compile_patterns(not_quantities, "data.not_quantities")
+        self.codec = codec
+        """As asked for; a standardised one with its mean and standard deviation once these are
+        known, from `setup("fit")` or from the model that is evaluated."""
+        self._asked_codec = codec
+        self.changed_numbers: ChangedNumbers = changed_numbers
         self.architecture: Architecture = architecture
         self.tokenizer = tokenizer.load()
         self.vocabulary = NumberVocabulary.from_tokenizer(
@@ -233,6 +257,7 @@ class NumberDataModule(LightningDataModule):
         self._tables: dict[str, Dataset] = {}
         self._ids: dict[str, list[str | None]] = {}
         self._first_targets: tuple[str, ...] = ()
+        self._waiting: dict[str, list[Example]] = {}  # for the mean and standard deviation
         self._train_loader: StepTotals | None = None
         self._train_state: dict[str, Any] | None = None
         self.label_coverage: LabelCoverage | None = None
@@ -293,13 +318,27 @@ class NumberDataModule(LightningDataModule):
             )
 
     def _set_up(self, name: str, sources: Sequence[Source], needs_target: bool = True) -> None:
-        if name in self._tables:
+        if name in self._tables or name in self._waiting:
             return
         by_source = [source.examples() for source in sources]
         examples = list(chain.from_iterable(by_source))
         if needs_target:
             _check_targets(examples, f"data.{name}")
-        self._tables[name] = encode(
+        check_are_finite(examples, f"data.{name}")
+        if name == "train":
+            self._fit_codec(examples)
+        if self.codec is None or self.codec.is_complete:
+            self._tables[name] = self._encoded(name, examples)
+        else:
+            gold_numbers(examples, f"data.{name}")
+            self._waiting[name] = examples
+        self._ids[name] = [example.id for example in examples]
+        if name == "train":
+            self._first_targets = tuple(f"{e[0].target!r} ({e[0].origin})" for e in by_source if e)
+            self._report_marks_without_digits(by_source)
+
+    def _encoded(self, name: str, examples: list[Example]) -> Dataset:
+        return encode(
             examples,
             self.tokenizer,
             self.architecture,
@@ -311,11 +350,43 @@ class NumberDataModule(LightningDataModule):
             if name == "predict" and self.too_long == "leave_out"
             else self.too_long,
             not_quantities=self.not_quantities,
+            codec=self.codec,
+            changed_numbers=self.changed_numbers,
         )
-        self._ids[name] = [example.id for example in examples]
-        if name == "train":
-            self._first_targets = tuple(f"{e[0].target!r} ({e[0].origin})" for e in by_source if e)
-            self._report_marks_without_digits(by_source)
+
+    def _fit_codec(self, examples: list[Example]) -> None:
+        """Take what the codec leaves open from the training targets."""
+        if self._asked_codec is None or self._asked_codec.is_complete:
+            return
+        values = [value for value in gold_numbers(examples, "data.train") if value is not None]
+        try:
+            fitted = self._asked_codec.fitted(values)
+        except ValueError as error:
+            raise ValueError(f"data.codec: {error}") from error
+        if fitted != self.codec:
+            # What was written with those of an earlier model is read and written anew.
+            self._tables.clear()
+            self._waiting.clear()
+        self.codec = fitted
+        rank_zero_info(
+            f"data.codec: the training targets have the mean {fitted.mean:.6g} and the standard "
+            f"deviation {fitted.standard_deviation:.6g}."
+        )
+
+    def _complete_codec(self) -> None:
+        """Take what the codec leaves open from the model, which was trained with it."""
+        model = getattr(self.trainer, "lightning_module", None)
+        theirs = getattr(model, "codec", None)
+        if not isinstance(theirs, NumberCodec) or theirs.mean is None:
+            raise ValueError(
+                "data.codec is standardised, but its mean and standard deviation are not known: "
+                "they are those of the training targets, which the checkpoint of a trained model "
+                "holds. Give --ckpt_path, or write both into data.codec"
+            )
+        assert self.codec is not None
+        self.codec = replace(
+            self.codec, mean=theirs.mean, standard_deviation=theirs.standard_deviation
+        )
 
     def _report_marks_without_digits(self, by_source: Sequence[Sequence[Example]]) -> None:
         """Say which settings of `not_quantities` cannot have an effect on the training labels."""
@@ -336,6 +407,11 @@ class NumberDataModule(LightningDataModule):
                 )
 
     def _table(self, name: str) -> Dataset:
+        if name in self._waiting:
+            # Checkpoints are loaded after `setup`, and before the loaders are asked for.
+            if self.codec is not None and not self.codec.is_complete:
+                self._complete_codec()
+            self._tables[name] = self._encoded(name, self._waiting.pop(name))
         if name not in self._tables:
             raise RuntimeError(f"data.{name} has not been read yet: call setup() with its stage")
         return self._tables[name]

@@ -1,4 +1,4 @@
-"""Problems made from a seed: noisy regression written as text, and arithmetic."""
+"""Arithmetic problems, made from a seed."""
 
 import operator
 from dataclasses import dataclass
@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntl_lightning.data.sources import Example, Source, TextTemplate
-from ntl_lightning.numbers.text import NumberFormat
 
-__all__ = ["Arithmetic", "Friedman", "friedman_mean"]
+__all__ = ["TENTHS", "Arithmetic", "Split", "check_count", "check_seed"]
 
 Operation = Literal["addition", "subtraction", "multiplication"]
 Split = Literal["train", "val", "test"]
@@ -20,86 +19,14 @@ Operands = NDArray[np.uint64]
 _CODES = {"addition": 1, "subtraction": 2, "multiplication": 3}
 _SIGNS = {"addition": "+", "subtraction": "-", "multiplication": "*"}
 _ANSWERS = {"addition": operator.add, "subtraction": operator.sub, "multiplication": operator.mul}
-# Tenths of all pairs. Changing these, the codes or the hash moves problems from one set to another.
-_TENTHS = {"train": (0, 8), "val": (8, 9), "test": (9, 10)}
+# Tenths of all problems. Changing these, the codes or a hash moves problems to another set.
+TENTHS = {"train": (0, 8), "val": (8, 9), "test": (9, 10)}
 _MOST_DIGITS = 19  # what 64 bits hold
 _MOST_OF_ALL = 10_000_000
 # Up to so many pairs are always listed: few pairs of a set may be fewer than its tenths promise.
 _LISTED = 1 << 20
 _CHUNK = 1 << 16
 _NONE = (np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
-
-
-def friedman_mean(inputs: NDArray[np.integer | np.floating]) -> NDArray[np.float64]:
-    """The target of `Friedman` before noise.
-
-    With u = (x + 0.5) / 100: 50 + 30 (10 sin(pi u1 u2) + 20 (u3 - 0.5)^2 + 10 u4 + 5 u5).
-
-    Args:
-        inputs: Shape (n, 5), from 0 to 99.
-
-    Returns:
-        Shape (n,), float64.
-
-    Source: J. Friedman, Multivariate Adaptive Regression Splines, Annals of Statistics 19 (1991),
-    here scaled and moved so that nearly all answers have three digits.
-    """
-    u1, u2, u3, u4, u5 = ((inputs + 0.5) / 100).T
-    score = 10 * np.sin(np.pi * u1 * u2) + 20 * (u3 - 0.5) ** 2 + 10 * u4 + 5 * u5
-    return np.asarray(50 + 30 * score, dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class Friedman(Source):
-    """Friedman's first regression problem as text: `47 03 99 12 55=` and the answer `484`.
-
-    Five integers, uniform over 0..99, of which the answer is `friedman_mean` plus normal noise.
-    By the definition of the task an answer is limited to 0..999, and is rounded as
-    `number_format` writes it. The best possible mean absolute error is that of the noise, 0.798
-    of its standard deviation.
-
-    Give every set a seed of its own: the same seed gives the same examples.
-    """
-
-    num_examples: int
-    """How many examples."""
-    seed: int
-    """Seed of numpy's default generator. Equal fields give equal examples."""
-    noise: float = 30.0
-    """Standard deviation of the noise, in units of the answer."""
-    number_format: NumberFormat = NumberFormat(width=3)
-    """How the answer is written."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that describe no data set.
-
-        Raises:
-            ValueError: If `num_examples` is not positive, or `seed` or `noise` is negative.
-        """
-        _check_count("Friedman", self.num_examples)
-        _check_seed("Friedman", self.seed)
-        if not 0 <= self.noise < float("inf"):
-            raise ValueError(f"Friedman.noise must be a number >= 0, got {self.noise}.")
-
-    def examples(self) -> list[Example]:
-        """Draw the examples.
-
-        Raises:
-            ValueError: If `number_format` has no room for an answer, such as 484 in width 2.
-        """
-        random = np.random.default_rng(self.seed)
-        inputs = random.integers(0, 100, size=(self.num_examples, 5))
-        noise = self.noise * random.normal(size=self.num_examples)
-        answers = np.clip(friedman_mean(inputs) + noise, 0, 999)
-        examples = []
-        for index, (row, answer) in enumerate(zip(inputs.tolist(), answers.tolist(), strict=True)):
-            origin = f"Friedman[{index}]"
-            try:
-                target = self.number_format.write(answer)
-            except ValueError as error:
-                raise ValueError(f"{origin}, written by Friedman.number_format: {error}") from error
-            examples.append(Example(" ".join(f"{x:02d}" for x in row) + "=", target, origin))
-        return examples
 
 
 @dataclass(frozen=True)
@@ -138,8 +65,8 @@ class Arithmetic(Source):
                 not show both operands, or if `allow_negative` is off where it has no effect.
         """
         if self.num_examples is not None:
-            _check_count("Arithmetic", self.num_examples)
-        _check_seed("Arithmetic", self.seed)
+            check_count("Arithmetic", self.num_examples)
+        check_seed("Arithmetic", self.seed)
         for name in ("left_digits", "right_digits"):
             fewest, most = getattr(self, name)
             if not 1 <= fewest <= most <= _MOST_DIGITS:
@@ -187,7 +114,7 @@ class Arithmetic(Source):
 
     def _operands(self) -> tuple[Operands, Operands]:
         box = _Box.of_digits(self.left_digits, self.right_digits, ordered=not self.allow_negative)
-        first, last = _TENTHS[self.split]
+        first, last = TENTHS[self.split]
         random = np.random.default_rng([self.seed, _CODES[self.operation]])
         wanted = self.num_examples
         if wanted is None:
@@ -240,7 +167,7 @@ class Arithmetic(Source):
         )
 
     def _of_split(self, left: Operands, right: Operands) -> tuple[Operands, Operands]:
-        first, last = _TENTHS[self.split]
+        first, last = TENTHS[self.split]
         tenth = _tenth(self.operation, left, right)
         keep = (first <= tenth) & (tenth < last)
         if not self.allow_negative:
@@ -338,11 +265,13 @@ def _mixed(words: Operands) -> Operands:
     return words ^ (words >> np.uint64(31))
 
 
-def _check_count(source: str, num_examples: int) -> None:
+def check_count(source: str, num_examples: int) -> None:
+    """Refuse a number of examples below 1."""
     if num_examples < 1:
         raise ValueError(f"{source}.num_examples must be 1 or more, got {num_examples}.")
 
 
-def _check_seed(source: str, seed: int) -> None:
+def check_seed(source: str, seed: int) -> None:
+    """Refuse a negative seed, which numpy does not take."""
     if seed < 0:
         raise ValueError(f"{source}.seed must be 0 or more, got {seed}.")

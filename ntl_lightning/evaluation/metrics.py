@@ -18,7 +18,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat, rank_zero_warn
 
-from ntl_lightning.numbers.text import last_number
+from ntl_lightning.numbers import NumberCodec, last_number
 
 __all__ = [
     "NumericMetrics",
@@ -245,7 +245,10 @@ class NumericMetrics(_Float64Metric):
     batches and any split over ranks:
 
     - `exact_match`: share of all samples whose answer's number equals the target's, as decimals;
-      where the target has no number, whose text does (blanks at the ends apart).
+      where the target has no number, whose text does (blanks at the ends apart). With a codec:
+      whose answer says the number that the codec writes for the target, so that what its format
+      rounds away makes no answer wrong. All other metrics see the answer's value in the units of
+      the target, with the rounding.
     - `within_1_percent`: share of numeric samples with |p - y| <= 0.01 |y|, in decimals.
     - `isclose`: share of numeric samples that `numpy.isclose` accepts in float64,
       |p - y| <= 1e-8 + 1e-5 |y|: the paper's `number_accuracy`, which takes 99999 for 100000.
@@ -271,7 +274,9 @@ class NumericMetrics(_Float64Metric):
 
     Args:
         training_mean: Mean of the numbers in the training targets; None: no such baseline.
-        fractions: Whether `3/4` is read as 0.75.
+        fractions: Whether `3/4` is read as 0.75; in answers only without a codec.
+        codec: Reads the answers; None: their number is the last one. Targets are always in their
+            own units.
 
     Raises:
         ValueError: If `training_mean` is not finite.
@@ -286,7 +291,12 @@ class NumericMetrics(_Float64Metric):
     samples: list[Tensor] | Tensor
     num_given: Tensor
 
-    def __init__(self, training_mean: float | None = None, fractions: bool = False) -> None:
+    def __init__(
+        self,
+        training_mean: float | None = None,
+        fractions: bool = False,
+        codec: NumberCodec | None = None,
+    ) -> None:
         super().__init__()
         if training_mean is not None and not math.isfinite(training_mean):
             raise ValueError(
@@ -295,6 +305,7 @@ class NumericMetrics(_Float64Metric):
             )
         self.training_mean = training_mean
         self.fractions = fractions
+        self.codec = codec
         self.add_state("samples", [], dist_reduce_fx="cat")
         # How often hit_length_limit and expected_values came: says which metrics there are.
         zeros = torch.zeros(2, dtype=torch.int64, device="cpu")
@@ -444,12 +455,16 @@ class NumericMetrics(_Float64Metric):
     def _judge(self, prediction: str, target: str) -> tuple[float, float, float, float]:
         """Answer and target as float64 (NaN: no number), whether they are equal, within 1 %."""
         y = last_number(target, fractions=self.fractions)
-        x = last_number(prediction, fractions=self.fractions)
+        if self.codec is None:
+            x = last_number(prediction, fractions=self.fractions)
+        else:
+            x = self.codec.read(prediction)
         if y is None:
             return _float_or_nan(x), math.nan, prediction.strip() == target.strip(), False
         if x is None:
             return math.nan, float(y), False, False
-        return float(x), float(y), x == y, is_within_one_percent(x, y)
+        is_exact = x == y if self.codec is None else self.codec.is_exact(prediction, y)
+        return float(x), float(y), is_exact, is_within_one_percent(x, y)
 
     def _warn_of_undefined(self, undefined: list[str], values: Mapping[str, Tensor]) -> None:
         if not values["num_samples"]:

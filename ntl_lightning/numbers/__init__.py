@@ -9,12 +9,14 @@ from ntl_lightning.numbers.text import (
     find_numbers,
     join_spaced_pieces,
     last_number,
+    only_number,
 )
 from ntl_lightning.numbers.tokenizer import (
     ArithmeticTokenizer,
     PretrainedTokenizer,
     Tokenizer,
     decode_answer,
+    decode_answers,
     decodes_with_spaces,
     digit_level_copy,
     num_token_ids,
@@ -42,6 +44,7 @@ __all__ = [
     "Tokenizer",
     "audit_tokenizer",
     "decode_answer",
+    "decode_answers",
     "decodes_with_spaces",
     "digit_level_copy",
     "find_numbers",
@@ -50,5 +53,6 @@ __all__ = [
     "last_number",
     "num_token_ids",
     "number_runs",
+    "only_number",
     "render_audit",
 ]

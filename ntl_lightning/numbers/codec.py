@@ -146,8 +146,6 @@ class NumberCodec:
     def written_number(self, text: str) -> Decimal | None:
         """The number that a text says, on its scale: what `write` wrote, before it is undone.
 
-        An answer is exactly right where this is that of the written target.
-
         Returns:
             The last number of the text, or with `digit_places` the last digits with descending
             places; None where there is none.
@@ -182,6 +180,10 @@ class NumberCodec:
         """The value of an answer, in the units of the data; None where it has none."""
         written = self.written_number(text)
         return None if written is None else self.inverse(written)
+
+    def is_exact(self, text: str, target: Decimal) -> bool:
+        """Whether an answer says the very number that is written for a target."""
+        return self.written_number(text) == self.written_number(self.write(target))
 
     def place_spans(self, written: str) -> tuple[tuple[int, int], ...]:
         """Start and end of the places in what `write` wrote: they are no quantities."""

@@ -10,7 +10,14 @@ import reprlib
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal
 
-__all__ = ["NumberFormat", "NumberInText", "find_numbers", "join_spaced_pieces", "last_number"]
+__all__ = [
+    "NumberFormat",
+    "NumberInText",
+    "find_numbers",
+    "join_spaced_pieces",
+    "last_number",
+    "only_number",
+]
 
 _MINUS_SIGNS = "-\u2212\ufe63\uff0d"
 _EN_DASH = "\u2013"
@@ -177,6 +184,22 @@ def last_number(text: str, *, fractions: bool = False) -> Decimal | None:
     """
     numbers = find_numbers(text, fractions=fractions)
     return numbers[-1].value if numbers else None
+
+
+def only_number(text: str) -> Decimal | None:
+    """Value of a text that is one number and nothing else, blanks at the ends apart.
+
+    Returns:
+        The value, or None for any other text.
+
+    >>> only_number(" -1,234.50")
+    Decimal('-1234.50')
+    >>> [only_number(text) for text in ("12 kg", "3 4", "50%", "nan", "")]
+    [None, None, None, None, None]
+    """
+    alone = text.strip()
+    numbers = find_numbers(alone)
+    return numbers[0].value if [number.text for number in numbers] == [alone] else None
 
 
 def _value(number: str) -> Decimal:

@@ -28,6 +28,7 @@ __all__ = [
     "PretrainedTokenizer",
     "Tokenizer",
     "decode_answer",
+    "decode_answers",
     "decodes_with_spaces",
     "digit_level_copy",
     "num_token_ids",
@@ -374,13 +375,22 @@ def decode_answer(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]
         tokenizer: The tokenizer that made the ids.
         token_ids: Ids of one row.
     """
-    kept = [token_id for token_id in token_ids if token_id >= 0]
+    return decode_answers(tokenizer, [token_ids])[0]
+
+
+def decode_answers(
+    tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Sequence[int]]
+) -> list[str]:
+    """The texts of many answers, each as `decode_answer` gives it."""
+    kept = [[token_id for token_id in row if token_id >= 0] for row in rows]
     if not tokenizer.is_fast:
         # Fast ones pass over ids without a token; ByT5 would make characters of them.
         size = num_token_ids(tokenizer)
-        kept = [token_id for token_id in kept if token_id < size]
-    text = _decode(tokenizer, kept)
-    return join_spaced_pieces(text) if decodes_with_spaces(tokenizer) else text
+        kept = [[token_id for token_id in row if token_id < size] for row in kept]
+    texts = [_decode(tokenizer, row) for row in kept]
+    if any(" " in text for text in texts) and decodes_with_spaces(tokenizer):
+        return [join_spaced_pieces(text) for text in texts]
+    return texts
 
 
 def _decode(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> str:

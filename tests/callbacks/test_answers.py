@@ -11,7 +11,24 @@ from ntl_lightning.callbacks.answers import Answer, answers_of, difference, numb
 
 def test_answers_of_a_batch_keep_order_and_unknown_targets() -> None:
     outputs = {"index": [4, 2], "prompt": ["a", "b"], "target": ["1", None], "answer": ["2", ""]}
-    assert answers_of(outputs) == [Answer(4, "a", "1", "2"), Answer(2, "b", None, "")]
+    assert answers_of(outputs) == [
+        Answer(4, "a", "1", "2", Decimal(2)),
+        Answer(2, "b", None, "", None),
+    ]
+
+
+def test_the_value_of_an_answer_is_the_one_that_comes_with_it() -> None:
+    outputs = {
+        "index": [0, 1],
+        "prompt": ["a", "b"],
+        "target": ["1000", "1"],
+        "answer": ["3.00", "9e9"],
+        "value": [Decimal(1000), None],
+    }
+    assert answers_of(outputs) == [
+        Answer(0, "a", "1000", "3.00", Decimal(1000)),
+        Answer(1, "b", "1", "9e9", None),
+    ]
 
 
 def test_lists_of_unequal_length_are_an_error() -> None:

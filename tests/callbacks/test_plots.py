@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ntl_lightning.callbacks import AnswerPlots
 from ntl_lightning.callbacks.answers import Answer
 from ntl_lightning.callbacks.plots import sample_table, shortened
+from ntl_lightning.numbers import last_number
 from tests.callbacks.conftest import MakeTrainer
 from tests.callbacks.fake import FakeLM, Sample, loader
 
@@ -227,7 +228,7 @@ def test_no_text_where_none_is_wanted(tmp_path: Path, make_trainer: MakeTrainer)
     ],
 )
 def test_result_of_an_answer(target: str | None, answer: str, result: str) -> None:
-    table = sample_table([Answer(0, "p", target, answer)])
+    table = sample_table([Answer(0, "p", target, answer, last_number(answer))])
     assert table.splitlines()[-1].endswith(f"| {result} |")
 
 
@@ -249,7 +250,7 @@ AWKWARD = [
 
 @pytest.mark.parametrize("text", AWKWARD)
 def test_tensorboard_shows_any_text_as_it_is(text: str) -> None:
-    table = sample_table([Answer(0, text, text, text)])
+    table = sample_table([Answer(0, text, text, text, last_number(text))])
     html = as_tensorboard_shows(table)
     cells = [cell.split("</td>")[0] for cell in html.split("<td>")[1:]]
     shown = cells[0].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

@@ -32,7 +32,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def written(path: Path, indices: list[int], text: str = "") -> Path:
     path.write_text(
-        "".join(prediction_line(Answer(i, "p", None, text), None, None) for i in indices)
+        "".join(prediction_line(Answer(i, "p", None, text, None), None) for i in indices)
     )
     return path
 
@@ -60,7 +60,7 @@ numbers = st.decimals(allow_nan=False, allow_infinity=False)
 @given(numbers, st.text(), st.text())
 def test_any_value_and_text_survives_the_file(value: Decimal, prompt: str, answer: str) -> None:
     prompt, answer = (text.encode(errors="ignore").decode() for text in (prompt, answer))
-    line = prediction_line(Answer(3, prompt, None, answer), value, None)
+    line = prediction_line(Answer(3, prompt, None, answer, value), None)
     assert line.count("\n") == 1
     read = json.loads(line, parse_float=Decimal, parse_int=Decimal)
     assert Decimal(read["value"]) == value
@@ -70,7 +70,7 @@ def test_any_value_and_text_survives_the_file(value: Decimal, prompt: str, answe
 
 def test_line_is_strict_json_where_the_error_is_beyond_any_number() -> None:
     largest = Decimal((0, (9,) * 20, MAX_EMAX - 19))
-    line = prediction_line(Answer(0, "p", "t", "a"), largest, largest.copy_negate())
+    line = prediction_line(Answer(0, "p", "t", "a", largest), largest.copy_negate())
     assert '"error": null' in line
 
 

@@ -30,6 +30,7 @@ from ntl_lightning.evaluation.metrics import (
     signed_log10,
     spearman,
 )
+from ntl_lightning.numbers import NumberCodec, NumberFormat
 
 RTOL = 1e-12
 
@@ -47,6 +48,26 @@ def compute(predictions, targets, *, training_mean=None, fractions=False, **give
         result = metrics.compute()
     assert all(value.dtype == torch.float64 and value.shape == () for value in result.values())
     return {name: float(value) for name, value in result.items()}
+
+
+def test_answers_on_another_scale_are_scored_in_the_units_of_the_targets():
+    codec = NumberCodec(NumberFormat(decimals=1), "log10")
+    metrics = NumericMetrics(codec=codec)
+    metrics.update(["2.0", "it is 3", "3.4", "none", "999"], ["100", "1050", "1000", "10", "10"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="NaN, because")
+        result = {name: float(value) for name, value in metrics.compute().items()}
+    values, golds = [100, 1000, 10**3.4], [100, 1050, 1000]
+    assert_values(
+        result,
+        mae=sklearn_metrics.mean_absolute_error(golds, values),
+        r2=sklearn_metrics.r2_score(golds, values),
+        # 1050 is written 3.0, so `3` is what the model was taught, though it means 1000.
+        exact_match=2 / 5,
+        within_1_percent=1 / 5,
+        invalid_rate=2 / 5,
+        num_valid=3,
+    )
 
 
 def assert_values(result, **expected):

@@ -19,6 +19,7 @@ from ntl_lightning.numbers.text import (
     find_numbers,
     join_spaced_pieces,
     last_number,
+    only_number,
 )
 
 HOSTILE_CHARACTERS = (
@@ -680,6 +681,21 @@ def test_answers_decoded_by_bert_are_read_right(
         )
     decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids)
     assert last_number(join_spaced_pieces(decoded)) == Decimal(value)
+
+
+# --- one number alone ---
+
+
+@given(finite_decimals, st.text(alphabet=" \n\t", max_size=3))
+def test_a_number_alone_is_told_from_one_with_words(value: Decimal, blank: str) -> None:
+    assert only_number(f"{blank}{value:f}{blank}") == value
+    assert only_number(f"{value:f} kg") is None
+    assert only_number(f"{value:f} {value:f}") is None
+
+
+@pytest.mark.parametrize("text", ["", " ", "nan", "-inf", "50%", "$5", "1.2.3", "5.", "(5)", "١"])
+def test_what_is_not_one_number_alone_is_none(text: str) -> None:
+    assert only_number(text) is None
 
 
 # --- writing ---

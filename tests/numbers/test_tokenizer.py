@@ -18,6 +18,7 @@ from ntl_lightning.numbers.tokenizer import (
     ArithmeticTokenizer,
     PretrainedTokenizer,
     decode_answer,
+    decode_answers,
     decodes_with_spaces,
     digit_level_copy,
     num_token_ids,
@@ -531,6 +532,13 @@ class TestDecoding:
     def test_no_answer_is_an_empty_text(self, real_tokenizer):
         assert decode_answer(real_tokenizer("t5"), []) == ""
         assert decode_answer(real_tokenizer("t5"), [-100, 1]) == ""
+
+    @pytest.mark.parametrize("name", ["bert", "t5", "llama2"])
+    def test_many_answers_are_decoded_as_each_alone(self, real_tokenizer, name):
+        tokenizer = real_tokenizer(name)
+        rows = [tokenizer(text).input_ids for text in ("-1,234.5", "", SENTENCE)] + [[-100]]
+        assert decode_answers(tokenizer, rows) == [decode_answer(tokenizer, row) for row in rows]
+        assert decode_answers(tokenizer, []) == []
 
     def test_blanks_of_the_text_stay(self, real_tokenizer):
         # Cleaning up would turn ` .` into `.` and ` 's` into `'s`.
