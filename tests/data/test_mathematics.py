@@ -14,9 +14,10 @@ from scipy import stats
 
 from ntl_lightning.data import Mathematics
 from ntl_lightning.data.mathematics import source as source_file
+from ntl_lightning.data.mathematics.algebra import polynomial_text
 from ntl_lightning.data.mathematics.draws import Draws
 from ntl_lightning.data.mathematics.modules import EXTRAPOLATION_MODULES, TRAINING_MODULES
-from ntl_lightning.data.mathematics.values import decimal_text, prime_factors
+from ntl_lightning.data.mathematics.values import decimal_text, prime_factors, ratio
 from ntl_lightning.data.sources import Example
 from tests.conftest import ROOT
 from tests.oracles import mathematics as oracle
@@ -153,6 +154,30 @@ def test_questions_have_the_forms_of_the_original_all_of_them_and_no_other(asset
     asked, told = ours
     assert asked == {forms[0]: set(forms) for forms in oracle.FORMS.values()}
     assert told == set(oracle.SENTENCES)
+
+
+def test_polynomials_are_written_as_in_the_original(assets):
+    told = [
+        oracle.matched(sentence, oracle.SENTENCES)[1]
+        for name in ORIGINAL_FILES
+        for rows in original(assets, name).values()
+        for question, _ in rows
+        for sentence in oracle.sentences(question)[:-1]
+    ]
+    num_compared = 0
+    for fields in told:
+        letter, text = fields.get("letter", ""), fields.get("text", "")
+        if not letter or set(re.findall("[a-z(]", text)) - {letter}:
+            continue
+        polynomial = oracle.Known().parse(text, letter)
+        if len(polynomial) < 1 + len(re.findall(" [-+] ", text)) or re.search(r"/\d+\*", text):
+            continue  # Its terms are not collected.
+        powers = {dict(key).get(letter, 0): value for key, value in polynomial.items()}
+        coefficients = [powers.get(power, Fraction(0)) for power in range(max(powers) + 1)]
+        ours = [ratio(c.numerator, c.denominator) for c in coefficients]
+        assert polynomial_text(ours, letter) == text
+        num_compared += 1
+    assert num_compared > 700
 
 
 def measures(question: str, answer: str) -> dict[str, float]:
