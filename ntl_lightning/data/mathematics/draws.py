@@ -19,8 +19,9 @@ class Draws:
     """A stream of random numbers, drawn from numpy in batches.
 
     Only the 64-bit words of PCG64 are numpy's, which numpy promises never to change; its
-    distributions may change, so these are made here. *Entropy* is in decimal digits: an integer of
-    entropy e is one of about 10^e.
+    distributions may change, so these are made here. Logarithms and powers are those of the C
+    library: where two of these round a last bit differently, a rare number may differ. *Entropy*
+    is in decimal digits: an integer of entropy e is one of about 10^e.
     """
 
     def __init__(self, seed: int) -> None:
