@@ -730,7 +730,7 @@ class NumberAwareLM(LightningModule):
         self._longest_target = kept.get("longest_target", 0)
         codec = kept.get("codec")
         if codec is not None:
-            number_format = NumberFormat(**codec["number_format"])
+            number_format = codec["number_format"] and NumberFormat(**codec["number_format"])
             codec = NumberCodec(**{**codec, "number_format": number_format})
         self.codec = codec
         self.trained_steps = checkpoint.get("global_step", 0)

@@ -1,5 +1,6 @@
 """Every configuration runs, says how it is run, and the options change only on purpose."""
 
+import itertools
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ import yaml
 from ntl_lightning import backbones, data, losses, numbers, optimization
 from ntl_lightning.backbones import Backbone
 from ntl_lightning.cli import main
-from ntl_lightning.data import InputRange, RowFilter, Source
+from ntl_lightning.data import Arithmetic, InputRange, RowFilter, Source
 from ntl_lightning.losses import LossTerm, WeightSchedule
 from ntl_lightning.numbers import NumberCodec, NumberFormat, Tokenizer
 from ntl_lightning.optimization import LRSchedule, OptimizerSpec
@@ -123,6 +124,30 @@ def test_a_configuration_runs(
             ]
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_the_papers_multiplication_has_every_number_of_digits() -> None:
+    file = CONFIGS / "arithmetic" / "multiplication_paper.yaml"
+    settings = yaml.safe_load(file.read_text(encoding="utf-8"))["data"]
+    sizes = {}
+    for (source,) in settings["test"].values():
+        pairs = [
+            tuple(map(int, example.prompt.removesuffix("=").split("*")))
+            for example in Arithmetic(**source["init_args"]).examples()
+        ]
+        digits = {(len(str(left)), len(str(right))) for left, right in pairs}
+        assert len(digits) == 1
+        sizes[digits.pop()] = len(set(pairs))
+    assert set(sizes) == {*itertools.product(range(1, 7), repeat=2)}
+    # Of a one-digit and at most a two-digit number there are not 500 pairs that are not trained on.
+    assert {cell for cell, size in sizes.items() if size != 500} == {(1, 1), (1, 2), (2, 1)}
+    trained = {
+        (tuple(arguments["left_digits"]), tuple(arguments["right_digits"]))
+        for arguments in (source["init_args"] for source in settings["train"])
+    }
+    assert trained == {
+        ((left, left), (right, right)) for left in range(1, 6) for right in range(1, 6)
+    }
 
 
 def option_names(settings: dict[str, Any], prefix: str) -> list[str]:

@@ -253,8 +253,8 @@ class Friedman3(Source):
     noise: float = 0.1
     """Standard deviation of the noise, in units of the answer. The default is a third of the
     answers' own, as in Friedman's paper."""
-    number_format: NumberFormat = NumberFormat(decimals=3)
-    """How the answer is rounded and stated in the data."""
+    number_format: NumberFormat | None = None
+    """How the answer is rounded and stated in the data. null: with three decimals."""
 
     def __post_init__(self) -> None:
         """Refuse values that describe no data set.
@@ -273,7 +273,8 @@ class Friedman3(Source):
         random = np.random.default_rng(self.seed)
         prompts, inputs = _circuits(random, self.num_examples)
         answers = friedman3_mean(inputs) + self.noise * random.normal(size=self.num_examples)
-        return _examples("Friedman3", prompts, answers, self.number_format)
+        number_format = self.number_format or NumberFormat(decimals=3)
+        return _examples("Friedman3", prompts, answers, number_format)
 
 
 @dataclass(frozen=True)
@@ -300,8 +301,8 @@ class Formula(Source):
     """Seed of numpy's default generator. Equal fields give equal examples."""
     noise: float = 0.0
     """Standard deviation of the noise, in units of the answer."""
-    number_format: NumberFormat = NumberFormat(decimals=2)
-    """How the answer is rounded and stated in the data."""
+    number_format: NumberFormat | None = None
+    """How the answer is rounded and stated in the data. null: with two decimals."""
     template: str | None = None
     """The prompt, with every input in braces. null: `x={x}, y={y}:`, with the names of all."""
 
@@ -355,9 +356,9 @@ class Formula(Source):
             prompt.fill(dict(zip(texts, point, strict=True)))
             for point in zip(*texts.values(), strict=True)
         )
-        return _examples(
-            "Formula", prompts, answers + self.noise * noise, self.number_format, self.split
-        )
+        number_format = self.number_format or NumberFormat(decimals=2)
+        answers = answers + self.noise * noise
+        return _examples("Formula", prompts, answers, number_format, self.split)
 
     def _prompt(self) -> TextTemplate:
         text = self.template

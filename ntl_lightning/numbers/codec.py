@@ -43,8 +43,9 @@ class NumberCodec:
     '25%'
     """
 
-    number_format: NumberFormat
-    """How the number is written, on its scale: this decides what is rounded away."""
+    number_format: NumberFormat | None = None
+    """How the number is written, on its scale: this decides what is rounded away. null: nothing is,
+    which only the scale none can do."""
     scale: Scale = "none"
     """What is done with a value before it is written: none, log10 (of positive values),
     signed_log10 (sign(x) log10(|x| + 1)) or standardised ((x - mean) / standard deviation)."""
@@ -64,14 +65,19 @@ class NumberCodec:
         """Check that the fields fit together.
 
         Raises:
-            ValueError: If the scale is unknown, only one of mean and standard deviation is given,
-                they have no effect or make no sense, or a percentage or places of digits are
-                asked for where there is no such form.
+            ValueError: If the scale is unknown or needs a number format, only one of mean and
+                standard deviation is given, they have no effect or make no sense, or a percentage
+                or places of digits are asked for where there is no such form.
         """
         if self.scale not in ("none", "log10", "signed_log10", "standardised"):
             raise ValueError(
                 "NumberCodec.scale must be none, log10, signed_log10 or standardised, got "
                 f"{self.scale!r}."
+            )
+        if self.number_format is None and self.scale != "none":
+            raise ValueError(
+                f"NumberCodec.scale: {self.scale} gives numbers with no end of decimals. Say how "
+                "many to write in NumberCodec.number_format, such as {decimals: 3}."
             )
         given = [self.mean is not None, self.standard_deviation is not None]
         if any(given) and (self.scale != "standardised" or not all(given)):
@@ -93,7 +99,7 @@ class NumberCodec:
                 f"NumberCodec.percent: true writes the value itself, but scale is {self.scale!r}. "
                 "Remove one of the two."
             )
-        if self.digit_places and self.number_format.scientific:
+        if self.digit_places and self.number_format is not None and self.number_format.scientific:
             raise ValueError(
                 "NumberCodec.digit_places: true and number_format.scientific: true both write "
                 "powers of ten. Remove one of the two."
@@ -138,7 +144,13 @@ class NumberCodec:
             ValueError: If the value is not finite, has no logarithm on the scale log10, is wider
                 than the number format, or the mean and standard deviation are not known yet.
         """
-        text = self.number_format.write(self._scaled(value))
+        scaled = self._scaled(value)
+        number_format = self.number_format
+        if number_format is None:
+            exponent = Decimal(scaled).as_tuple().exponent
+            decimals = -exponent if isinstance(exponent, int) else 0
+            number_format = NumberFormat(decimals=max(decimals, 0))
+        text = number_format.write(scaled)
         if self.digit_places:
             text = _with_places(text)
         return f"{text}%" if self.percent else text

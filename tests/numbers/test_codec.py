@@ -35,6 +35,10 @@ def standardised(decimals=2, mean=100.0, standard_deviation=10.0):
     ("codec", "value", "written"),
     [
         (NumberCodec(NumberFormat()), 72, "72"),
+        (NumberCodec(), Decimal("-0.7740"), "-0.7740"),
+        (NumberCodec(), Decimal("1e3"), "1000"),
+        (NumberCodec(percent=True), Decimal("0.25125"), "25.125%"),
+        (NumberCodec(digit_places=True), 12.5, "_1_1__2_0__5_-1_"),
         (NumberCodec(NumberFormat(decimals=2)), Decimal("-0.774"), "-0.77"),
         (NumberCodec(NumberFormat(width=5)), 484, "00484"),
         (NumberCodec(NumberFormat(significant_digits=3, scientific=True)), 31415.9, "3.14e4"),
@@ -77,6 +81,17 @@ def test_values_that_are_not_finite_are_refused_on_every_scale(scale, value):
     given = (0.0, 1.0) if scale == "standardised" else (None, None)
     with pytest.raises(ValueError, match="only finite values"):
         NumberCodec(NumberFormat(decimals=2), scale, *given).write(value)
+
+
+@given(decimals, st.booleans(), st.booleans())
+def test_without_a_format_nothing_is_rounded(value, percent, digit_places):
+    codec = NumberCodec(percent=percent, digit_places=digit_places)
+    assert codec.read(codec.write(value)) == value
+
+
+def test_without_a_format_what_is_not_finite_is_refused_too():
+    with pytest.raises(ValueError, match="only finite values"):
+        NumberCodec().write(float("nan"))
 
 
 def test_a_value_wider_than_the_format_is_refused():
@@ -270,6 +285,7 @@ def test_statistics_that_do_not_exist_are_refused(values, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"number_format": None, "scale": "log10"}, "Say how many to write in NumberCodec.number_"),
         ({"scale": "ln"}, "scale must be none, log10, signed_log10 or standardised, got 'ln'"),
         ({"mean": 1.0}, "belong together"),
         ({"scale": "standardised", "mean": 1.0}, "belong together"),
