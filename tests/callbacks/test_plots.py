@@ -1,4 +1,5 @@
 import warnings
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -230,6 +231,11 @@ def test_no_text_where_none_is_wanted(tmp_path: Path, make_trainer: MakeTrainer)
 def test_result_of_an_answer(target: str | None, answer: str, result: str) -> None:
     table = sample_table([Answer(0, "p", target, answer, last_number(answer))])
     assert table.splitlines()[-1].endswith(f"| {result} |")
+
+
+def test_an_answer_on_another_scale_is_compared_by_its_value() -> None:
+    table = sample_table([Answer(0, "p", "1050", "3.0", Decimal(1000))])
+    assert table.splitlines()[-1].endswith(r"| off by \-50 |")
 
 
 def as_tensorboard_shows(markdown: str) -> str:

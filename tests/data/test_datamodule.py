@@ -37,7 +37,7 @@ from ntl_lightning.data import (
     Source,
 )
 from ntl_lightning.evaluation import Generation
-from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
+from ntl_lightning.numbers import ArithmeticTokenizer, NumberCodec, PretrainedTokenizer
 from ntl_lightning.optimization import AdamW, ConstantLR, CosineLR
 
 pytestmark = [
@@ -600,6 +600,11 @@ def test_a_trainer_is_told_what_is_missing_in_words(tmp_path):
             r"data\.not_quantities\[1\]: '\(' is no regular expression",
         ),
         ({"not_quantities": "id"}, r"data\.not_quantities must be a list of regular expressions"),
+        (
+            {"not_quantities": ["x"], "codec": NumberCodec()},
+            r"nothing that data\.not_quantities could mark",
+        ),
+        ({"changed_numbers": "drop"}, r"changed_numbers must be refuse or count, got 'drop'"),
         ({"test": {"a/b": []}}, r"data\.test: 'a/b' cannot name a test set; use letters"),
         ({"test": {1: []}}, r"data\.test: 1 cannot name a test set"),
         ({"test": {"3digits": []}}, r"'3digits' cannot name .* begin with a letter"),
@@ -644,6 +649,12 @@ def test_of_a_prediction_nothing_is_left_out():
     assert len(data._table("train")) == 1
     with pytest.raises(ValueError, match=r"data\.predict: 1 of 2 examples are longer than"):
         data.setup("predict")
+
+
+def test_a_gold_that_is_not_finite_is_refused_with_its_row():
+    data = data_module(train=[targets("1", "inf", "3")])
+    with pytest.raises(ValueError, match=r"data\.train: 1 of 3 targets .* Pairs\[1\]: 'inf'"):
+        data.setup("fit")
 
 
 def test_setting_up_twice_reads_once(monkeypatch):
