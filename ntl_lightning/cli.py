@@ -1,4 +1,7 @@
-"""The command line: `python -m ntl_lightning fit|validate|test|predict|inspect-tokenizer`."""
+"""The command line: `python -m ntl_lightning fit|validate|test|predict`, and two to look first.
+
+`inspect-tokenizer` shows which tokens are numbers, `inspect-data` what a run is going to see.
+"""
 
 import json
 import os
@@ -27,6 +30,7 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from rich.console import Console
 
 from ntl_lightning.callbacks import (
     AnswerPlots,
@@ -37,6 +41,7 @@ from ntl_lightning.callbacks import (
 )
 from ntl_lightning.callbacks.files import is_trial_run, keep_previous, run_folder
 from ntl_lightning.data import NumberDataModule
+from ntl_lightning.inspection import inspect_data, render_inspection
 from ntl_lightning.module import NumberAwareLM
 from ntl_lightning.numbers import NumberKind, PretrainedTokenizer
 from ntl_lightning.numbers.audit import audit_tokenizer, render_audit
@@ -45,6 +50,7 @@ from ntl_lightning.paths import expand_path
 __all__ = ["NumberCLI", "RunConfig", "inspect_tokenizer", "main"]
 
 _INSPECT = "inspect-tokenizer"
+_INSPECT_DATA = "inspect-data"
 _APPEND = re.compile(r"--([\w.]+)\+(?:=|$)")
 _LINKED = ("tokenizer", "number_tokens", "largest_number_token")
 
@@ -101,7 +107,8 @@ class NumberCLI(LightningCLI):
                     "prog": "python -m ntl_lightning",
                     "description": "Train language models that understand numbers.",
                     "epilog": f"`{_INSPECT}` shows how a tokenizer cuts numbers and which of its "
-                    f"tokens the number losses see: python -m ntl_lightning {_INSPECT} --help",
+                    f"tokens the number losses see: python -m ntl_lightning {_INSPECT} --help. "
+                    f"`{_INSPECT_DATA}` takes what fit takes and shows the data instead.",
                     "exit_on_error": False,  # main reports errors, in one line.
                 },
                 args=None if args is None else list(args),
@@ -218,6 +225,34 @@ class NumberCLI(LightningCLI):
             config.verbose = False  # MetricsReport prints the table.
         if command == "predict":
             config.return_predictions = False  # PredictionFile writes them.
+
+
+class _DataCLI(NumberCLI):
+    """Takes the configuration of a fit, and shows its data in the place of training."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The one whose options there are."""
+        return {"fit": LightningCLI.subcommands()["fit"]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options of the inspection."""
+        super().add_arguments_to_parser(parser)
+        parser.add_argument("--examples", type=int, default=5, help="how many examples to show")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """None that needs the devices of the run, or leaves anything behind."""
+        return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+
+    def fit(self, model: LightningModule, datamodule: NumberDataModule, **kwargs: Any) -> None:
+        """Print the inspection."""
+        options = self.config.fit
+        inspection = inspect_data(datamodule, options.examples)
+        if options.json:
+            print(json.dumps(inspection, ensure_ascii=False))
+        else:
+            Console().print(render_inspection(inspection))
 
 
 def _write_out_lists(parser: LightningArgumentParser) -> None:
@@ -435,6 +470,10 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         if given[:1] == [_INSPECT]:
             inspect_tokenizer(given[1:])
+        elif given[:1] == [_INSPECT_DATA]:
+            # Lightning warns where arguments are given beside those of the command line.
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
+            _DataCLI(["fit", *given[1:]])
         else:
             _check_command(given)
             NumberCLI(None if args is None else given)
@@ -446,7 +485,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _check_command(given: Sequence[str]) -> None:
-    commands = [*LightningCLI.subcommands(), _INSPECT]
+    commands = [*LightningCLI.subcommands(), _INSPECT, _INSPECT_DATA]
     if not given or (not given[0].startswith("-") and given[0] not in commands):
         found = f"{given[0]!r} is no command" if given else "there is no command"
         raise ValueError(f"{found}; choose one of {', '.join(commands)}")

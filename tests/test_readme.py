@@ -45,7 +45,8 @@ def own_commands():
 
 
 def test_every_subcommand_that_matters_is_shown():
-    assert {words[0] for words in own_commands()} == {"fit", "test", "predict", "inspect-tokenizer"}
+    shown = {words[0] for words in own_commands()}
+    assert shown == {"fit", "test", "predict", "inspect-data", "inspect-tokenizer"}
     assert len(own_commands()) == TEXT.count("python -m ntl_lightning")
 
 

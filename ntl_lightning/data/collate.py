@@ -45,6 +45,8 @@ def encode(
 ) -> Dataset:
     """Tokenise examples into an Arrow table with `prompt`, `target`, `prompt_ids`, `target_ids`.
 
+    For people it also has `origin` and `place`, the example's number among those given.
+
     With a codec, `target_ids` are of the target as the codec writes it; `target` stays the text of
     the source, which is what answers are compared with.
 
@@ -120,6 +122,8 @@ def encode(
         "target": golds,
         "prompt_ids": prompt_ids,
         "target_ids": target_ids,
+        "origin": [example.origin for example in examples],
+        "place": list(range(len(examples))),
     }
     if marks:
         columns["quantities"] = _quantities(examples, encoding["offset_mapping"], not_quantities)

@@ -71,6 +71,27 @@ class LabelCoverage:
         return self.numbers / self.digit_bearing if self.digit_bearing else 0.0
 
 
+@dataclass(frozen=True)
+class LabelMarks:
+    """What the number losses make of N label tokens."""
+
+    is_number: torch.Tensor
+    """(N,) bool: a number token."""
+    has_digit: torch.Tensor
+    """(N,) bool: a token whose text has a digit."""
+    is_quantity: torch.Tensor
+    """(N,) bool: not marked as no quantity."""
+
+    def coverage(self) -> LabelCoverage:
+        """The marks, counted."""
+        return LabelCoverage(
+            tokens=len(self.is_number),
+            digit_bearing=int((self.has_digit & self.is_quantity).sum()),
+            numbers=int((self.is_number & self.is_quantity).sum()),
+            not_quantities=int((self.is_number & ~self.is_quantity).sum()),
+        )
+
+
 class NumberDataModule(LightningDataModule):
     """Prompt and target texts from any sources, tokenised, padded, masked and batched.
 
@@ -254,6 +275,9 @@ class NumberDataModule(LightningDataModule):
         self._is_digit_bearing = self.vocabulary.is_digit_bearing_table()
         self._values = self.vocabulary.value_table()
         self._forms = self.vocabulary.forms_table()
+        self.sources: dict[str, Sequence[Source]] = {}
+        """Of the sets that were set up: `train`, `val`, `predict`, `test.<name>`."""
+        self._num_by_source: dict[str, list[int]] = {}
         self._tables: dict[str, Dataset] = {}
         self._ids: dict[str, list[str | None]] = {}
         self._first_targets: tuple[str, ...] = ()
@@ -325,6 +349,8 @@ class NumberDataModule(LightningDataModule):
         if needs_target:
             _check_targets(examples, f"data.{name}")
         check_are_finite(examples, f"data.{name}")
+        self.sources[name] = sources
+        self._num_by_source[name] = [len(given) for given in by_source]
         if name == "train":
             self._fit_codec(examples)
         if self.codec is None or self.codec.is_complete:
@@ -338,7 +364,7 @@ class NumberDataModule(LightningDataModule):
             self._report_marks_without_digits(by_source)
 
     def _encoded(self, name: str, examples: list[Example]) -> Dataset:
-        return encode(
+        table = encode(
             examples,
             self.tokenizer,
             self.architecture,
@@ -353,6 +379,9 @@ class NumberDataModule(LightningDataModule):
             codec=self.codec,
             changed_numbers=self.changed_numbers,
         )
+        sizes = self._num_by_source[name]
+        source = np.repeat(np.arange(len(sizes)), sizes)[np.asarray(_column(table, "place"))]
+        return table.remove_columns("place").add_column("source", source.tolist())
 
     def _fit_codec(self, examples: list[Example]) -> None:
         """Take what the codec leaves open from the training targets."""
@@ -406,7 +435,16 @@ class NumberDataModule(LightningDataModule):
                     f"it has no effect. The first target is {marked[0].target!r}."
                 )
 
-    def _table(self, name: str) -> Dataset:
+    def table(self, name: str) -> Dataset:
+        """A set as it was tokenised: the columns of `encode`, and for each row its `source`.
+
+        Args:
+            name: `train`, `val`, `predict` or `test.<name>`.
+
+        Raises:
+            RuntimeError: If it has not been set up.
+            ValueError: If the codec lacks what only a trained model knows.
+        """
         if name in self._waiting:
             # Checkpoints are loaded after `setup`, and before the loaders are asked for.
             if self.codec is not None and not self.codec.is_complete:
@@ -416,23 +454,23 @@ class NumberDataModule(LightningDataModule):
             raise RuntimeError(f"data.{name} has not been read yet: call setup() with its stage")
         return self._tables[name]
 
-    def _describe_training(self) -> None:
-        table = self._tables["train"]
-        ids = torch.tensor(pc.list_flatten(_column(table, "target_ids")).to_numpy())
-        is_number, is_digit_bearing = self._is_number[ids], self._is_digit_bearing[ids]
+    def label_marks(self, table: Dataset) -> LabelMarks:
+        """What the number losses make of the labels of a table, row after row."""
+        flat = pc.list_flatten(_column(table, "target_ids"))
+        # Where no row has a target, Arrow knows no type.
+        ids = torch.tensor(pc.cast(flat, "int64").to_numpy())
         is_quantity = torch.ones(len(ids), dtype=torch.bool)
-        marks = "quantities" in table.column_names
-        if marks:
+        if "quantities" in table.column_names:
             flat = pc.list_flatten(_column(table, "quantities"))
             is_quantity = torch.tensor(flat.to_numpy())
-        coverage = LabelCoverage(
-            tokens=len(ids),
-            digit_bearing=int((is_digit_bearing & is_quantity).sum()),
-            numbers=int((is_number & is_quantity).sum()),
-            not_quantities=int((is_number & ~is_quantity).sum()),
-            first_targets=self._first_targets,
-        )
+        return LabelMarks(self._is_number[ids], self._is_digit_bearing[ids], is_quantity)
+
+    def _describe_training(self) -> None:
+        table = self._tables["train"]
+        labels = self.label_marks(table)
+        coverage = replace(labels.coverage(), first_targets=self._first_targets)
         self.label_coverage = coverage
+        marks = "quantities" in table.column_names
         marked = f", {coverage.not_quantities} more are marked as no quantities" if marks else ""
         rank_zero_info(
             f"Training data: {len(table)} examples, {coverage.tokens} label tokens, of these "
@@ -510,7 +548,7 @@ class NumberDataModule(LightningDataModule):
         With `trainer.overfit_batches` the order is that of the sources, so that the same batches
         come in every epoch. Without a trainer there are no steps and no totals.
         """
-        table, trainer = self._table("train"), self.trainer
+        table, trainer = self.table("train"), self.trainer
         if trainer is None:
             return self._train_batches(table)
 
@@ -612,7 +650,7 @@ class NumberDataModule(LightningDataModule):
         return {name: int(n) for name, n in label_counts(labels, is_number, runs).items()}
 
     def _evaluation_loader(self, name: str, *, in_order: bool = False) -> BatchLoader:
-        table = self._table(name)
+        table = self.table(name)
         order = BatchOrder(
             _lengths(table),
             self.eval_batch_size or self.batch_size,

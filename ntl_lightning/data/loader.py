@@ -17,11 +17,16 @@ from ntl_lightning.data.order import BatchOrder, TokenBudgetOrder
 __all__ = ["BatchLoader", "StepTotals"]
 
 
+# Columns that no batch needs.
+_FOR_PEOPLE = ("origin", "place", "source")
+
+
 class _Rows(torch.utils.data.Dataset[dict[str, Any]]):
     """Rows of a table with their numbers; the filler -1 borrows the texts of row 0."""
 
     def __init__(self, table: Dataset) -> None:
-        self.table = table
+        unused = [name for name in _FOR_PEOPLE if name in table.column_names]
+        self.table = table.remove_columns(unused)
 
     def __len__(self) -> int:
         return len(self.table)
