@@ -357,7 +357,7 @@ def test_epochs_of_token_budgets_hold_every_label_once_in_batches_that_fit(tmp_p
     _, _, watch = run(tmp_path, max_epochs=2, data=data)
     plain = data_module()
     plain.setup("fit")
-    expected = sum(map(len, plain._table("train")["target_ids"]))
+    expected = sum(map(len, plain.table("train")["target_ids"]))
     half = len(watch.batches) // 2
     for epoch in (slice(half), slice(half, None)):
         assert sum(watch.num_labels[epoch]) == expected
@@ -646,7 +646,7 @@ def test_of_a_prediction_nothing_is_left_out():
     data = data_module(train=[texts], val=[], predict=[texts], **settings)
     with pytest.warns(UserWarning, match=r"data\.train: 1 of 2 examples .* They are left out"):
         data.setup("fit")
-    assert len(data._table("train")) == 1
+    assert len(data.table("train")) == 1
     with pytest.raises(ValueError, match=r"data\.predict: 1 of 2 examples are longer than"):
         data.setup("predict")
 
@@ -914,7 +914,7 @@ def test_no_number_is_joined_of_two_packed_examples(texts):
     """Though in a row the digits of one answer stand before the next prompt's."""
     data = data_module(train=[Pairs(tuple(("5", text) for text in texts))], val=[])
     data.setup("fit")
-    rows = [{**row, "index": i} for i, row in enumerate(data._table("train"))]
+    rows = [{**row, "index": i} for i, row in enumerate(data.table("train"))]
     packed = data.count_labels(Collator("causal", 0, row_length=100)(rows))
     alone = [data.count_labels(Collator("causal", 0)([row])) for row in rows]
     assert packed == {name: sum(counts[name] for counts in alone) for name in packed}
