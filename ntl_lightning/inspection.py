@@ -259,7 +259,8 @@ def render_inspection(inspection: DataInspection) -> RenderableType:
         _lengths_table(parts),
     ]
     for part in parts:
-        if (part["values"]["histogram"] and part["source"] is None) or _is_alone(part, parts):
+        is_whole = part["source"] is None or _is_alone(part, parts)
+        if is_whole and part["values"]["histogram"]:
             blocks += [Text(), *_render_values(part)]
     if inspection["examples"]:
         blocks += [Text(), _legend(inspection["examples"][0]["set"])]
