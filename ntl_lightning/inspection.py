@@ -61,6 +61,10 @@ class PartInspection(TypedDict):
     source: str | None
     """None: all of them."""
     num_examples: int
+    num_left_out: int
+    """Examples that are not there, because they are too long."""
+    num_cut: int
+    """Examples with a prompt that was cut."""
     num_without_target: int
     prompt_tokens: dict[str, float]
     """Quantiles of the prompts' lengths in tokens."""
@@ -137,13 +141,14 @@ def _parts(data: NumberDataModule, name: str) -> list[PartInspection]:
     table = data.table(name)
     sources = data.sources[name]
     of_source = np.asarray(table.with_format("arrow")[:]["source"])
+    given = data.num_examples[name]
+    if len(sources) == 1:
+        return [_part(data, name, _source_name(sources[0]), table, given[0])]
     parts = []
-    if len(sources) > 1:
-        for number, source in enumerate(sources):
-            rows = np.flatnonzero(of_source == number)
-            parts.append(_part(data, name, f"{number}: {_source_name(source)}", table.select(rows)))
-    whole = None if len(sources) > 1 else _source_name(sources[0])
-    return [*parts, _part(data, name, whole, table)]
+    for number, source in enumerate(sources):
+        rows = table.select(np.flatnonzero(of_source == number))
+        parts.append(_part(data, name, f"{number}: {_source_name(source)}", rows, given[number]))
+    return [*parts, _part(data, name, None, table, sum(given))]
 
 
 def _source_name(source: object) -> str:
@@ -152,7 +157,9 @@ def _source_name(source: object) -> str:
     return type(source).__name__ + ("" if path is None else f" {path}")
 
 
-def _part(data: NumberDataModule, name: str, source: str | None, table: Dataset) -> PartInspection:
+def _part(
+    data: NumberDataModule, name: str, source: str | None, table: Dataset, num_given: int
+) -> PartInspection:
     columns = table.with_format("arrow")[:]
     coverage = data.label_marks(table).coverage()
     targets = columns["target"].drop_null().to_pylist()
@@ -160,6 +167,8 @@ def _part(data: NumberDataModule, name: str, source: str | None, table: Dataset)
         set=name,
         source=source,
         num_examples=len(table),
+        num_left_out=num_given - len(table),
+        num_cut=pc.sum(columns["is_cut"]).as_py() or 0,
         num_without_target=columns["target"].null_count,
         prompt_tokens=_quantiles(_lengths(columns["prompt_ids"])),
         target_tokens=_quantiles(_lengths(columns["target_ids"])),
@@ -266,7 +275,7 @@ def render_inspection(inspection: DataInspection) -> RenderableType:
         blocks += [Text(), _legend(inspection["examples"][0]["set"])]
         blocks += [_render_example(example) for example in inspection["examples"]]
     if inspection["warnings"]:
-        blocks += [Text(), Text(f"{len(inspection['warnings'])} warnings", style="bold yellow")]
+        blocks += [Text(), Text(f"Warnings ({len(inspection['warnings'])})", style="bold yellow")]
         blocks += [Text(f"- {warning}") for warning in inspection["warnings"]]
     return Group(*blocks)
 
@@ -279,7 +288,7 @@ def _counts_table(parts: Sequence[PartInspection]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("set", no_wrap=True)
     table.add_column("source", overflow="fold")
-    for name in ("examples", "label tokens", "numbers", "reached", "no number"):
+    for name in ("examples", "left out", "cut", "label tokens", "numbers", "reached", "no number"):
         table.add_column(name, justify="right")
     for part in parts:
         labels, numbers = part["num_label_tokens"], part["num_number_tokens"]
@@ -288,6 +297,8 @@ def _counts_table(parts: Sequence[PartInspection]) -> Table:
             part["set"],
             part["source"] or "all",
             f"{part['num_examples']:,}",
+            f"{part['num_left_out']:,}",
+            f"{part['num_cut']:,}",
             f"{labels:,}",
             f"{numbers / labels:.1%}" if labels else "",
             f"{numbers / digits:.1%}" if digits else "",

@@ -109,11 +109,23 @@ def test_what_is_left_out_is_told():
     )
     inspection = inspect_data(data)
     assert [part["num_examples"] for part in inspection["parts"]] == [2, 0, 2]
+    assert [part["num_left_out"] for part in inspection["parts"]] == [1, 1, 2]
     (warning,) = inspection["warnings"]
     assert "2 of 4 examples are longer than data.max_target_tokens=2" in warning
     text = rendered(inspection)
-    assert "1 warnings" in text
+    assert "Warnings (1)" in text
     assert "They are left out" in text
+
+
+def test_what_is_cut_is_told():
+    data = NumberDataModule(
+        train=[SUMS, DIFFERENCES], val=[], max_prompt_tokens=4, too_long="cut_prompt"
+    )
+    inspection = inspect_data(data)
+    assert [part["num_cut"] for part in inspection["parts"]] == [2, 1, 3]
+    assert [part["num_left_out"] for part in inspection["parts"]] == [0, 0, 0]
+    (warning,) = inspection["warnings"]
+    assert "3 of 4 prompts are cut" in warning
 
 
 @given(

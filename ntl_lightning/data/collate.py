@@ -45,7 +45,8 @@ def encode(
 ) -> Dataset:
     """Tokenise examples into an Arrow table with `prompt`, `target`, `prompt_ids`, `target_ids`.
 
-    For people it also has `origin` and `place`, the example's number among those given.
+    For people it also has `origin`, `place`, the example's number among those given, and `is_cut`,
+    whether its prompt was cut.
 
     With a codec, `target_ids` are of the target as the codec writes it; `target` stays the text of
     the source, which is what answers are compared with.
@@ -103,6 +104,7 @@ def encode(
                 f"{where}: the prompt of {example.origin} has no token ({example.prompt!r}); a "
                 "model needs at least one to answer to"
             )
+    whole = prompt_ids
     if too_long == "cut_prompt" and max_prompt_tokens is not None:
         examples, prompt_ids = _cut_prompts(
             examples, prompt_ids, tokenizer, prompts_to_ids, max_prompt_tokens, where
@@ -124,6 +126,7 @@ def encode(
         "target_ids": target_ids,
         "origin": [example.origin for example in examples],
         "place": list(range(len(examples))),
+        "is_cut": [ids is not others for ids, others in zip(prompt_ids, whole, strict=True)],
     }
     if marks:
         columns["quantities"] = _quantities(examples, encoding["offset_mapping"], not_quantities)

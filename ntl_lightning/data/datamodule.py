@@ -277,7 +277,8 @@ class NumberDataModule(LightningDataModule):
         self._forms = self.vocabulary.forms_table()
         self.sources: dict[str, Sequence[Source]] = {}
         """Of the sets that were set up: `train`, `val`, `predict`, `test.<name>`."""
-        self._num_by_source: dict[str, list[int]] = {}
+        self.num_examples: dict[str, list[int]] = {}
+        """Of these sets, how many each source gave, before any were left out."""
         self._tables: dict[str, Dataset] = {}
         self._ids: dict[str, list[str | None]] = {}
         self._first_targets: tuple[str, ...] = ()
@@ -350,7 +351,7 @@ class NumberDataModule(LightningDataModule):
             _check_targets(examples, f"data.{name}")
         check_are_finite(examples, f"data.{name}")
         self.sources[name] = sources
-        self._num_by_source[name] = [len(given) for given in by_source]
+        self.num_examples[name] = [len(given) for given in by_source]
         if name == "train":
             self._fit_codec(examples)
         if self.codec is None or self.codec.is_complete:
@@ -379,7 +380,7 @@ class NumberDataModule(LightningDataModule):
             codec=self.codec,
             changed_numbers=self.changed_numbers,
         )
-        sizes = self._num_by_source[name]
+        sizes = self.num_examples[name]
         source = np.repeat(np.arange(len(sizes)), sizes)[np.asarray(_column(table, "place"))]
         return table.remove_columns("place").add_column("source", source.tolist())
 

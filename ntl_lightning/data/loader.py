@@ -18,7 +18,7 @@ __all__ = ["BatchLoader", "StepTotals"]
 
 
 # Columns that no batch needs.
-_FOR_PEOPLE = ("origin", "place", "source")
+_FOR_PEOPLE = ("origin", "place", "source", "is_cut")
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Any]]):
