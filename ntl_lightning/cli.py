@@ -252,7 +252,9 @@ class _DataCLI(NumberCLI):
         if options.json:
             print(json.dumps(inspection, ensure_ascii=False))
         else:
-            Console().print(render_inspection(inspection))
+            console = Console()
+            # What is no terminal has no width of its own.
+            Console(width=None if console.is_terminal else 100).print(render_inspection(inspection))
 
 
 def _write_out_lists(parser: LightningArgumentParser) -> None:

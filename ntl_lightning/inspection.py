@@ -6,6 +6,7 @@ Everything is taken from the sets as `NumberDataModule` has tokenised them, not 
 import math
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -120,6 +121,7 @@ def inspect_data(data: NumberDataModule, num_examples: int = 5) -> DataInspectio
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data.setup("fit")
+        data.train_dataloader()  # Budgets that do not fit the examples are refused here.
         if data.test_sources:
             data.setup("test")
         if data.predict_sources:
@@ -154,7 +156,7 @@ def _parts(data: NumberDataModule, name: str) -> list[PartInspection]:
 def _source_name(source: object) -> str:
     """The class, and where there is one the file."""
     path = getattr(source, "path", None)
-    return type(source).__name__ + ("" if path is None else f" {path}")
+    return type(source).__name__ + ("" if path is None else f" {Path(path).name}")
 
 
 def _part(
@@ -287,9 +289,17 @@ def _is_alone(part: PartInspection, parts: Sequence[PartInspection]) -> bool:
 def _counts_table(parts: Sequence[PartInspection]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("set", no_wrap=True)
-    table.add_column("source", overflow="fold")
-    for name in ("examples", "left out", "cut", "label tokens", "numbers", "reached", "no number"):
-        table.add_column(name, justify="right")
+    table.add_column("source", overflow="ellipsis")
+    for name in (
+        "\nexamples",
+        "left\nout",
+        "\ncut",
+        "label\ntokens",
+        "\nnumbers",
+        "\nreached",
+        "no\nnumber",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
     for part in parts:
         labels, numbers = part["num_label_tokens"], part["num_number_tokens"]
         digits = part["num_digit_tokens"]
@@ -311,9 +321,9 @@ def _lengths_table(parts: Sequence[PartInspection]) -> Table:
     quantiles = ", ".join(_QUANTILES)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("set", no_wrap=True)
-    table.add_column("source", overflow="fold")
-    table.add_column(f"prompt tokens\n{quantiles}", justify="right")
-    table.add_column(f"target tokens\n{quantiles}", justify="right")
+    table.add_column("source", overflow="ellipsis")
+    table.add_column(f"prompt tokens\n{quantiles}", justify="right", no_wrap=True)
+    table.add_column(f"target tokens\n{quantiles}", justify="right", no_wrap=True)
     for part in parts:
         lengths = [
             ", ".join(map(str, quantiles.values()))

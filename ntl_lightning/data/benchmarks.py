@@ -153,6 +153,8 @@ class RJokes(RowSource):
     def _rows(self) -> Iterator[Row]:
         file = existing_file(self.path, "RJokes.path")
         for number, line in text_lines(file):
+            if not line.strip():
+                continue
             score, tab, joke = line.rstrip("\r\n").partition("\t")
             if not tab:
                 raise ValueError(

@@ -241,8 +241,8 @@ def _within(
     )
     if too_long != "leave_out":
         raise ValueError(
-            f"{longer}. Nothing is cut: raise the limit, or set data.too_long to leave_out"
-            f"{'' if key == 'max_target_tokens' else ' or cut_prompt'}"
+            f"{longer}. Nothing is cut: raise the limit, or set data.too_long to leave_out (which "
+            f"data.predict passes over){'' if key == 'max_target_tokens' else ' or cut_prompt'}"
         )
     if not kept:
         raise ValueError(f"{longer}. data.too_long=leave_out would leave nothing; raise the limit")
@@ -297,9 +297,13 @@ def _without_first_tokens(text: str, count: int, tokenizer: PreTrainedTokenizerB
     if count >= len(offsets):
         return ""
     cut = max(offsets[count][0], 1)
-    for number in find_numbers(text):
-        if number.start < cut < number.end:
-            cut = number.end
+    whole = find_numbers(text)
+    # What is left is read as it was: no part of a number, and no sign or group that was none.
+    while cut < len(text):
+        left = [(cut + number.end, number.value) for number in find_numbers(text[cut:])]
+        if left == [(number.end, number.value) for number in whole if number.start >= cut]:
+            break
+        cut += 1
     return text[cut:]
 
 

@@ -280,7 +280,8 @@ class NumberDataModule(LightningDataModule):
         self.num_examples: dict[str, list[int]] = {}
         """Of these sets, how many each source gave, before any were left out."""
         self._tables: dict[str, Dataset] = {}
-        self._ids: dict[str, list[str | None]] = {}
+        # Prompts as the sources gave them, and ids, of the examples that are there.
+        self._keys: dict[str, list[tuple[str, str | None]]] = {}
         self._first_targets: tuple[str, ...] = ()
         self._waiting: dict[str, list[Example]] = {}  # for the mean and standard deviation
         self._train_loader: StepTotals | None = None
@@ -359,7 +360,6 @@ class NumberDataModule(LightningDataModule):
         else:
             gold_numbers(examples, f"data.{name}")
             self._waiting[name] = examples
-        self._ids[name] = [example.id for example in examples]
         if name == "train":
             self._first_targets = tuple(f"{e[0].target!r} ({e[0].origin})" for e in by_source if e)
             self._report_marks_without_digits(by_source)
@@ -381,7 +381,9 @@ class NumberDataModule(LightningDataModule):
             changed_numbers=self.changed_numbers,
         )
         sizes = self.num_examples[name]
-        source = np.repeat(np.arange(len(sizes)), sizes)[np.asarray(_column(table, "place"))]
+        places = np.asarray(_column(table, "place"))
+        self._keys[name] = [(examples[i].prompt, examples[i].id) for i in places]
+        source = np.repeat(np.arange(len(sizes)), sizes)[places]
         return table.remove_columns("place").add_column("source", source.tolist())
 
     def _fit_codec(self, examples: list[Example]) -> None:
@@ -495,37 +497,37 @@ class NumberDataModule(LightningDataModule):
 
     def _report_what_is_shared(self) -> None:
         """Say which evaluation prompts and ids are trained on, before it is too late."""
-        seen = set(_column(self._tables["train"], "prompt").to_pylist())
-        seen_ids = set(self._ids["train"]) - {None}
+        seen = {prompt for prompt, _ in self._keys["train"]}
+        seen_ids = {key for _, key in self._keys["train"]} - {None}
         names = ["val"] if self.val_sources else []
         for name in [*names, *(f"test.{name}" for name in self.test_sources)]:
-            prompts, ids = self._prompts_and_ids(name)
-            shared_ids = [key for key in ids if key in seen_ids]
+            keys = self._prompts_and_ids(name)
+            shared_ids = [key for _, key in keys if key in seen_ids]
             if shared_ids:
                 rank_zero_warn(
-                    f"{len(shared_ids)} of {len(ids)} examples of data.{name} have an id that "
+                    f"{len(shared_ids)} of {len(keys)} examples of data.{name} have an id that "
                     f"data.train has too, the first is {shortened(str(shared_ids[0]))}: its "
                     "metrics say in part what is remembered. Split the data by id, see "
                     "ntl_lightning.data.Split."
                 )
-            shared = sum(prompt in seen for prompt in prompts)
+            shared = sum(prompt in seen for prompt, _ in keys)
             if shared:
                 rank_zero_warn(
-                    f"{shared} of {len(prompts)} prompts of data.{name} are also prompts of "
+                    f"{shared} of {len(keys)} prompts of data.{name} are also prompts of "
                     "data.train: its metrics say how well these are remembered. Give every set a "
                     "file or seed of its own."
                 )
 
-    def _prompts_and_ids(self, name: str) -> tuple[list[str], list[str | None]]:
+    def _prompts_and_ids(self, name: str) -> list[tuple[str, str | None]]:
         """Those of a set; none where a test set is not at hand during training."""
         if name in self._tables:
-            return _column(self._tables[name], "prompt").to_pylist(), self._ids[name]
+            return self._keys[name]
         try:
             examples = _examples(self.test_sources[name.removeprefix("test.")])
         except OSError as error:
             rank_zero_warn(f"data.{name} cannot be read yet: {error}")
-            return [], []
-        return [example.prompt for example in examples], [example.id for example in examples]
+            return []
+        return [(example.prompt, example.id) for example in examples]
 
     def _process(self) -> dict[str, int]:
         return {
@@ -672,8 +674,20 @@ class NumberDataModule(LightningDataModule):
         return {name: self._evaluation_loader(f"test.{name}") for name in self.test_sources}
 
     def predict_dataloader(self) -> dict[str, BatchLoader]:
-        """The prediction set, or else the test sets, in input order."""
+        """The prediction set, or else the test sets, in input order.
+
+        Raises:
+            ValueError: If examples of a test set that is to be predicted are left out.
+        """
         names = ["predict"] if self.predict_sources else [f"test.{n}" for n in self.test_sources]
+        for name in names:
+            num_left_out = sum(self.num_examples[name]) - len(self.table(name))
+            if num_left_out:
+                raise ValueError(
+                    f"data.predict is empty, so data.{name} is predicted, but {num_left_out} of "
+                    "its examples are left out (data.too_long=leave_out), and predictions would "
+                    "not be in the order of its file. Name the file in data.predict"
+                )
         return {
             name.removeprefix("test."): self._evaluation_loader(name, in_order=True)
             for name in names

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+from lightning.pytorch.utilities import rank_zero_info
 
 from ntl_lightning.data.sources import TextTemplate
 from ntl_lightning.paths import expand_path
@@ -85,7 +86,7 @@ class Row:
         value = self._cell(column, where)
         if isinstance(value, str):
             return bool(value.strip())
-        return value is not None and value == value
+        return self._is_there(column, where)
 
     def text(self, column: str, where: str) -> str:
         """The text of a cell.
@@ -119,7 +120,10 @@ class Row:
         Raises:
             ValueError: As `text`, and if the filled template has nothing but blanks.
         """
-        cells = {field: self.text(field, where) for field in template.fields}
+        cells = {
+            field: self.text(field, where) if self._is_there(field, where) else ""
+            for field in template.fields
+        }
         text = template.fill(cells)
         if not text.strip():
             self._refuse_empty(template.fields[0], where)
@@ -152,6 +156,10 @@ class Row:
                     "which no answer can be measured against. Correct it or remove the row."
                 )
         return template.fill(cells), template.spans(cells, marked)
+
+    def _is_there(self, column: str, where: str) -> bool:
+        value = self._cell(column, where)
+        return value is not None and value == value
 
     def _cell(self, column: str, where: str) -> object:
         if column not in self.cells:
@@ -224,7 +232,9 @@ def text_lines(file: Path) -> Iterator[tuple[int, str]]:
                 text = line.decode()
             except UnicodeDecodeError as error:
                 offset = error.start + len(raw) - len(line)
-                raise _not_utf8(file, number, raw, offset, "ISO-8859-1") from error
+                # What Windows has there are quotes and the euro sign, and ISO 8859 nothing.
+                guess = "WINDOWS-1252" if 0x80 <= raw[offset] <= 0x9F else "ISO-8859-1"
+                raise _not_utf8(file, number, raw, offset, guess) from error
             yield number, text
         if stream.tell() == 0:
             raise ValueError(f"{file}: the file is empty.")
@@ -344,6 +354,7 @@ def csv_rows(
     )
     header = list(columns)
     empty = True
+    num_long, first_long = 0, ""
     while True:
         number = reader.line_num + 1
         others = csv.field_size_limit(_ANY_SIZE)
@@ -379,11 +390,18 @@ def csv_rows(
                 f"{delimiter!r}; {advice}."
             )
         empty = False
+        if reader.line_num > number:
+            num_long, first_long = num_long + 1, first_long or place
         cells: dict[str, object] = dict(zip(header, fields, strict=True))
         yield Row(str(file), file.name, f":{number}", cells, header)
     if empty:
         below = "" if columns else " below its header"
         raise ValueError(f"{file}: the file has no rows{below}.")
+    if num_long:
+        rank_zero_info(
+            f"{file}: {num_long} rows have quoted fields of several lines, the first begins at "
+            f"{first_long}. If quotes are plain characters there, set Csv.quote: null."
+        )
 
 
 def arrow_rows(
@@ -398,7 +416,7 @@ def arrow_rows(
         name: Its short name.
 
     A number becomes the shortest text that reads back as the same value of its type, so 0.1 in
-    single precision is `0.1`; decimals keep their zeros, and dates are in the form of ISO 8601.
+    single precision is `0.1`; decimals keep their zeros, and dates are written as `2024-01-31`.
     """
     index = 0
     for batch in batches:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import blake2b
@@ -72,9 +72,9 @@ class Split(Source):
     """One part of a source, such as its training or its validation set.
 
     Where an example goes is decided by a hash of the seed and of the example's id, or of its prompt
-    where it has none; its place in the source does not matter. So the parts never share a prompt or
-    an id, and the rows of a file stay where they are when it grows or is sorted anew. The parts
-    have about their shares of the examples, not exactly.
+    where it has none; its place in the source does not matter. So the parts never share an id, or
+    where there are none a prompt, and the rows of a file stay where they are when it grows or is
+    sorted anew. The parts have about their shares of the examples, not exactly.
 
     Where a column names the sets, take the `filters` of the table instead.
     """
@@ -89,7 +89,7 @@ class Split(Source):
     """Names of the parts and their shares, which add up to 1. Every `Split` of one source must have
     the same, and the same seed; only then do their parts not overlap."""
     seed: int = 0
-    """Another seed gives another split."""
+    """Another seed gives another split. A part that is split again needs another one."""
     max_examples: int | None = None
     """Take at most so many of the part, from its beginning. null: all."""
 
@@ -113,6 +113,11 @@ class Split(Source):
                 f"Split.part: {self.part!r} is none of Split.shares, which has {{{shares}}}."
             )
         check_max_examples("Split", self.max_examples)
+        if self.seed in _seeds_of_splits(self.source):
+            raise ValueError(
+                f"Split.seed: its source is split with the seed {self.seed} already, and the same "
+                "hash cannot divide it a second time. Take another seed for one of the two."
+            )
 
     def examples(self) -> list[Example]:
         """Read the source and pick the part.
@@ -140,6 +145,16 @@ class Split(Source):
         key = f"{self.seed} {example.prompt if example.id is None else example.id}"
         digest = blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest) / 2**64
+
+
+def _seeds_of_splits(source: Source) -> Iterator[int]:
+    """Of all splits that a source is made of."""
+    if isinstance(source, Split):
+        yield source.seed
+        yield from _seeds_of_splits(source.source)
+    elif isinstance(source, Mixture):
+        for part in source.sources:
+            yield from _seeds_of_splits(part)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ntl_lightning.data.files import (
     Row,
@@ -40,7 +40,8 @@ class RowFilter:
     column: str
     """The column, which need not be part of prompt or target."""
     one_of: tuple[str | int | bool, ...] | None = None
-    """Keep these values. They are compared as texts: quote numbers with decimals, `["0.10"]`."""
+    """Keep these values. They are compared as texts: quote what YAML reads otherwise, as `["0.10",
+    "01", "no", "True"]`. A value that no row has is warned of."""
     matches: str | None = None
     """Keep values in which this regular expression (as for Python's `re`) finds something."""
     at_least: float | None = None
@@ -97,8 +98,9 @@ class RowFilter:
         if self.at_least is None and self.at_most is None:
             return True
         value = self._number(text, row, where)
-        return (self.at_least is None or self.at_least <= value) and (
-            self.at_most is None or value <= self.at_most
+        # The limits as they are written: in binary, 0.1 is more than a tenth.
+        return (self.at_least is None or Decimal(str(self.at_least)) <= value) and (
+            self.at_most is None or value <= Decimal(str(self.at_most))
         )
 
     def _number(self, text: str, row: Row, where: str) -> Decimal:
@@ -143,14 +145,20 @@ class RowSource(Source):
         """
         key = f"{type(self).__name__}.filters"
         left_out = [0] * len(self.filters)
+        unseen = [dict.fromkeys(map(_as_in_a_file, f.one_of or ())) for f in self.filters]
         num_kept = num_read = 0
         first: Row | None = None
         for row in rows:
             first = first or row
             num_read += 1
-            failed = next(
-                (i for i, f in enumerate(self.filters) if not f.keeps(row, f"{key}[{i}]")), None
-            )
+            failed = None
+            for i, row_filter in enumerate(self.filters):
+                is_kept = row_filter.keeps(row, f"{key}[{i}]")
+                if unseen[i] and row.has_value(row_filter.column, f"{key}[{i}]"):
+                    unseen[i].pop(row.text(row_filter.column, f"{key}[{i}]"), None)
+                if not is_kept:
+                    failed = i
+                    break
             if failed is not None:
                 left_out[failed] += 1
                 continue
@@ -158,6 +166,8 @@ class RowSource(Source):
             num_kept += 1
             if num_kept == self.max_examples:
                 break
+        else:
+            self._report_unseen(unseen, key)
         if not self.filters or first is None:
             return
         reasons = ", ".join(
@@ -176,6 +186,16 @@ class RowSource(Source):
             f"{first.table}: the filters keep {num_kept} of {num_read} rows"
             f"{', and leave out ' + reasons if reasons else ''}."
         )
+
+    def _report_unseen(self, unseen: Sequence[Collection[str]], key: str) -> None:
+        for i, (row_filter, values) in enumerate(zip(self.filters, unseen, strict=True)):
+            # Where all are unseen, nothing is kept, which is an error.
+            if values and len(values) < len(row_filter.one_of or ()):
+                rank_zero_warn(
+                    f"{key}[{i}]: no row that comes to it has {', '.join(map(repr, values))} in "
+                    f"{row_filter.column!r}. Values are compared as texts, and YAML reads no, on, "
+                    "01 and 1.0 as other things: put them in quotes."
+                )
 
 
 @dataclass(frozen=True)
@@ -246,7 +266,7 @@ class _Table(RowSource):
                 target, spans = row.fill_target(of_target, where, self.not_quantities)
             key = None
             if self.id_column is not None:
-                key = row.fill(TextTemplate.of_column(self.id_column), f"{name}.id_column")
+                key = row.fill(TextTemplate.of_column(self.id_column), f"{name}.id_column").strip()
             examples.append(Example(prompt, target, row.origin, spans, key))
         return examples
 

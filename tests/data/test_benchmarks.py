@@ -223,6 +223,13 @@ def test_all_behind_the_first_tab_is_the_joke(write):
     assert texts(RJokes(path)) == [('"a\tb', "2"), ('c"\t\\', "0")]
 
 
+def test_blank_lines_between_jokes_are_passed_over(write):
+    assert RJokes(write("2\ta\n\n \n3\tb\n", "t.tsv")).examples() == [
+        Example("a", "2", "t.tsv:1"),
+        Example("b", "3", "t.tsv:4"),
+    ]
+
+
 def test_rjokes_may_be_filtered_and_cut(write):
     path = write("0\ta\n3\tb\n0\t\n5\tc\n7\td\n")
     filters = (RowFilter("score", at_least=1), RowFilter("joke", matches="[a-c]"))
@@ -235,7 +242,6 @@ def test_rjokes_may_be_filtered_and_cut(write):
     [
         ("", r"data\.jsonl: the file is empty"),
         ("1\ta\nno tab\n", r"data\.jsonl:2: there is no TAB in 'no tab\\n'"),
-        ("1\ta\n\n", r"data\.jsonl:2: there is no TAB in '\\n'"),
         ("1\ta\nscore\tjoke\n", r"data\.jsonl:2: the score 'score' is not a number"),
         ("nan\ta\n", r"data\.jsonl:1: the score 'nan' is not a number"),
         ("1\t \n", r"data\.jsonl:1: the column 'joke', which RJokes names, is empty"),

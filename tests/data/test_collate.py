@@ -217,6 +217,21 @@ def test_a_prompt_is_cut_on_the_left_and_not_within_a_number():
 
 
 @pytest.mark.parametrize(
+    ("prompt", "limit", "left"),
+    [
+        ("10-7=", 3, "7="),  # not -7
+        ("12 5 300=", 6, " 300="),  # not 5300
+        ("9*10.500.7=", 6, "="),  # a version is no number, and neither is its end
+        ("8+1_000=", 4, "="),
+    ],
+)
+def test_no_number_of_a_cut_prompt_is_another_one(prompt, limit, left):
+    with pytest.warns(UserWarning, match="1 of 1 prompts are cut"):
+        table = cut(ArithmeticTokenizer().load(), "causal", limit, (prompt, "3"))
+    assert list(table["prompt"]) == [left]
+
+
+@pytest.mark.parametrize(
     ("name", "architecture"), [("t5", "seq2seq"), ("gpt2", "causal"), ("llama3", "causal")]
 )
 @given(limit=st.integers(4, 30))

@@ -1119,3 +1119,32 @@ def test_the_number_losses_of_a_run_pass_over_what_is_marked(tmp_path, logits):
     for name, pairs in (("train/ntl_was", train), ("val/ntl_was", val)):
         expected = distance_of_the_last_numbers(module, pairs)
         assert float(logged[name]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_test_sets_of_which_something_is_left_out_are_not_predicted():
+    texts = Pairs((("1+1+1+", "3"), ("1+", "2")))
+    data = data_module(
+        train=[texts], val=[], test={"far": [texts]}, max_prompt_tokens=3, too_long="leave_out"
+    )
+    with pytest.warns(UserWarning, match="left out"):
+        data.setup("predict")
+    with pytest.raises(ValueError, match=r"data\.test\.far is predicted, but 1 of its examples"):
+        data.predict_dataloader()
+
+
+def test_what_training_shares_is_told_of_the_prompts_as_they_were_and_of_what_is_there():
+    known = Pairs((("1+2+3=", "6"), ("1+1=", "2")))
+    data = data_module(
+        train=[known],
+        val=[known],
+        test={"far": [known]},
+        max_prompt_tokens=4,
+        too_long="cut_prompt",
+    )
+    with pytest.warns(UserWarning, match="also prompts of data.train") as caught:
+        data.setup("fit")
+    shared = [str(w.message) for w in caught if "also prompts of data.train" in str(w.message)]
+    assert [message.split(":")[0] for message in shared] == [
+        "2 of 2 prompts of data.val are also prompts of data.train",
+        "2 of 2 prompts of data.test.far are also prompts of data.train",
+    ]

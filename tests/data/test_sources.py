@@ -316,6 +316,7 @@ def test_a_source_that_gives_nothing_to_a_mixture_is_named():
 # ---- Sources within sources
 
 
+@pytest.mark.filterwarnings("ignore:.*no row that comes to it")
 def test_sources_are_nested_in_a_configuration(write):
     path = write("q,n,level\na,1,easy\nb,2,hard\nc,3,easy\n", "t.csv")
     content = yaml.safe_load(
@@ -350,3 +351,15 @@ def test_sources_are_nested_in_a_configuration(write):
     split = Split(table, "train", shares={"train": 0.9, "val": 0.1})
     assert source == Mixture((split, Friedman(10, seed=3)), (2, 1), num_examples=30)
     assert {prompt for prompt in prompts(source) if len(prompt) == 1} <= {"a", "c"}
+
+
+def test_a_part_is_split_again_with_another_seed_only():
+    inner = {"a": 0.5, "b": 0.5}
+    for source in (Split(numbered(2000), "train"), Split(numbered(2000), "test")):
+        with pytest.raises(ValueError, match=r"Split\.seed: .* seed 0 already"):
+            Split(source, "a", shares=inner)
+        with pytest.raises(ValueError, match=r"Split\.seed: .* seed 0 already"):
+            Split(Mixture((source,), (1.0,)), "a", shares=inner)
+        parts = [len(prompts(Split(source, part, shares=inner, seed=1))) for part in "ab"]
+        assert sum(parts) == len(prompts(source))
+        assert min(parts) > 0.4 * sum(parts)

@@ -146,7 +146,7 @@ GOOD = '{"q": "?", "n": 1}\n'
         (GOOD + '{"q": "?"}', r":2: there is no column 'n', which JsonLines\.target names\. .*'q'"),
         (
             GOOD + '{"q": null, "n": 1}',
-            r":2: the column 'q', .*prompt names, has no value \(null\)",
+            r":2: the column 'q', which JsonLines\.prompt names, is empty",
         ),
         (GOOD + '{"q": "?", "n": NaN}', r":2: the column 'n', .* has no value \(nan\)"),
         (GOOD + '{"q": "?", "n": -Infinity}', r":2: the column 'n', .* has no value \(-inf\)"),
@@ -972,3 +972,57 @@ def test_ids_are_those_of_their_column(write):
         ValueError, match=r":2: the column 'key', which Csv\.id_column names, is empty"
     ):
         Csv(path, "q", "n", id_column="key").examples()
+
+
+def test_limits_are_those_that_are_written(write):
+    """In binary, 0.1 and 0.3 lie on other sides of a tenth and three tenths."""
+    path = write("x,y\n" + "\n".join(f"a,{n / 10}" for n in range(11)), "data.csv")
+    for low in range(11):
+        for high in range(low, 11):
+            limits = RowFilter("y", at_least=low / 10, at_most=high / 10)
+            kept = [target for _, target in texts(Csv(path, "x", "y", filters=(limits,)))]
+            assert kept == [f"{n / 10}" for n in range(low, high + 1)]
+
+
+def test_values_that_no_row_has_are_warned_of(write):
+    path = write("x,code\na,no\nb,se\nc,se\nd,01", "data.csv")
+    with pytest.warns(UserWarning, match=r"Csv\.filters\[0\]: no row .* 'false', '1' in 'code'"):
+        found = texts(Csv(path, "x", None, filters=(RowFilter("code", one_of=(False, "se", 1)),)))
+    assert [prompt for prompt, _ in found] == ["b", "c"]
+    quoted = RowFilter("code", one_of=("no", "se", "01"))
+    assert len(texts(Csv(path, "x", None, filters=(quoted,)))) == 4
+
+
+def test_rows_of_several_lines_are_reported(write, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("ntl_lightning.data.files.rank_zero_info", said.append)
+    path = write('n\tt\n1\t"Hi\n2\tfine\n3\tbye"\n4\tplain', "data.tsv")
+    assert len(texts(Csv(path, "t", "n", delimiter="\t"))) == 2
+    (message,) = said
+    assert "1 rows have quoted fields of several lines, the first begins at" in message
+    assert "data.tsv:2" in message
+    assert "Csv.quote: null" in message
+    assert len(texts(Csv(path, "t", "n", delimiter="\t", quote=None))) == 4
+    assert len(said) == 1
+
+
+def test_a_missing_part_of_a_prompt_is_empty(write, tmp_path):
+    lines = write('{"a": 1, "b": null, "y": 2}\n{"a": 3, "b": "x", "y": 4}')
+    assert texts(JsonLines(lines, "{a} {b}", "y")) == [("1 ", "2"), ("3 x", "4")]
+    table = pa.table({"a": [1, 3], "b": [None, "x"], "c": [0.5, None], "y": [2, 4]})
+    pq.write_table(table, tmp_path / "data.parquet")
+    path = str(tmp_path / "data.parquet")
+    assert texts(Parquet(path, "{a} {b} {c}", "y")) == [("1  0.5", "2"), ("3 x ", "4")]
+    with pytest.raises(ValueError, match=r"'c', which Parquet\.target names, has no value"):
+        Parquet(path, "a", "c").examples()
+
+
+def test_blanks_around_an_id_are_no_part_of_it(write):
+    path = write("id,y\nC1 ,1\nC1,2", "data.csv")
+    assert [e.id for e in Csv(path, "id", "y", id_column="id").examples()] == ["C1", "C1"]
+
+
+def test_text_of_windows_is_told_from_latin_1(write):
+    path = write(b'{"q": "it\x92s", "n": 1}')
+    with pytest.raises(ValueError, match="iconv -f WINDOWS-1252"):
+        JsonLines(path, "q", "n").examples()
