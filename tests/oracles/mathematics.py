@@ -291,6 +291,22 @@ class Known:
             for letter, row in rows.items()
         }
 
+    def collected(
+        self, equations: str, unknown: str
+    ) -> frozenset[frozenset[tuple[Fraction, Fraction, Fraction]]]:
+        """What equations say: no order, and each with both signs, as its sides can be exchanged.
+
+        Of each the coefficients of this unknown and of the other one, and the constant.
+        """
+        rows = []
+        for equation in equations.split(", "):
+            left, right = map(self.parse, equation.split(" = "))
+            row = linear_sum(left, right, -1)
+            first, last = (row.pop(key, Fraction(0)) for key in (power_of(unknown), ()))
+            other = sum(row.values(), Fraction(0))
+            rows.append(frozenset([(first, other, last), (-first, -other, -last)]))
+        return frozenset(rows)
+
     def parse(self, text: str, free: str = "") -> Polynomial:
         """An expression; letters that are not known stay, and so does the free one."""
         if re.sub(r"\s", "", _TOKEN.sub("", text)):

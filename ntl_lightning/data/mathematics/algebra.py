@@ -94,8 +94,13 @@ class LinearSystem:
 
     @property
     def content(self) -> str:
-        """The equations with their terms collected, whatever the letters."""
-        return f"{self.matrix} = {self._totals()}"
+        """The equations with their terms collected, whatever the letters, sides and order.
+
+        The multiple of an equation counts as another: divided, one equation would be its solution.
+        """
+        rows = [[*row, total] for row, total in zip(self.matrix, self._totals(), strict=True)]
+        # Exchanged sides turn all signs; the larger of the two begins with a positive one.
+        return f"equations {sorted(max(row, [-number for number in row]) for row in rows)}"
 
     def write(self, draws: Draws, letters: Sequence[str]) -> Equations:
         """Draw how the equations are written: terms split, in any order, on both sides."""
