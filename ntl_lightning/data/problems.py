@@ -115,7 +115,9 @@ class Arithmetic(Source):
     def _operands(self) -> tuple[Operands, Operands]:
         box = _Box.of_digits(self.left_digits, self.right_digits, ordered=not self.allow_negative)
         first, last = TENTHS[self.split]
-        random = np.random.default_rng([self.seed, _CODES[self.operation]])
+        # Sources that differ in their digits alone do not draw from one stream.
+        digits = (*self.left_digits, *self.right_digits)
+        random = np.random.default_rng([self.seed, _CODES[self.operation], *digits])
         wanted = self.num_examples
         if wanted is None:
             if box.num_pairs * (last - first) > 10 * _MOST_OF_ALL:

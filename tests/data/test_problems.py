@@ -190,14 +190,23 @@ def test_equal_fields_give_equal_examples_and_seeds_differ(seed, split, count):
     assert draw(seed) != draw(seed + 1)
 
 
+def test_problems_of_more_digits_are_not_those_of_fewer_with_a_digit_appended():
+    def pairs(right_digits: int) -> list[tuple[int, int]]:
+        digits = (4, 4), (right_digits, right_digits)
+        return operands(Arithmetic("multiplication", 2000, "train", *digits).examples())
+
+    # By chance, one in twenty times one of them.
+    assert len(set(pairs(4)) & {(left, right // 10) for left, right in pairs(5)}) < 5
+
+
 def test_arithmetic_is_the_same_on_every_machine():
     picked = Arithmetic("addition", 3, "train").examples()
-    assert [e.prompt for e in picked] == ["22+74=", "95+87=", "45+56="]
+    assert [e.prompt for e in picked] == ["70+88=", "71+57=", "23+47="]
     drawn = Arithmetic("addition", 3, "train", (1, 9), (1, 9)).examples()
     assert [e.prompt for e in drawn] == [
-        "889738791+414555742=",
-        "557138049+82657363=",
-        "302946671+506016357=",
+        "248933993+765774622=",
+        "131731067+706055166=",
+        "462481031+825299563=",
     ]
     every = Arithmetic("multiplication", None, "test", (1, 1), (1, 1)).examples()
     assert {e.prompt for e in every} == {
