@@ -292,7 +292,8 @@ class Formula(Source):
     """The formula, such as `3*x + sin(y)/2`: numbers, inputs, pi, `+ - * / **`, brackets, and the
     functions abs, arctan, cos, exp, log, log10, sin, sqrt, tan and tanh."""
     inputs: dict[str, InputRange]
-    """Name of each input and where it is drawn from: `x: {low: 0, high: 99}`."""
+    """Name of each input and where it is drawn from: `x: {low: 0, high: 99}`. Their order is
+    that of the default prompt and has no other effect."""
     num_examples: int
     """How many examples."""
     split: Split
@@ -367,16 +368,18 @@ class Formula(Source):
         return TextTemplate.parse(text, "Formula.template")
 
     def _points(self) -> tuple[dict[str, list[str]], dict[str, NDArray[np.float64]]]:
-        """The inputs by name, as texts and as values."""
+        """The inputs in the order of their names, as texts and as values."""
         random = np.random.default_rng([self.seed, 0])
+        # Neither a point nor its set depends on the order in which the inputs are named.
+        inputs = dict(sorted(self.inputs.items()))
         points: list[tuple[str, ...]] = []
         steps: list[NDArray[np.int64]] = []
         num_without = 0
         while len(points) < self.num_examples:
-            drawn = [where.draw(random, _CHUNK) for where in self.inputs.values()]
+            drawn = [where.draw(random, _CHUNK) for where in inputs.values()]
             texts = [
                 map(where.text, column.tolist())
-                for where, column in zip(self.inputs.values(), drawn, strict=True)
+                for where, column in zip(inputs.values(), drawn, strict=True)
             ]
             candidates = list(zip(*texts, strict=True))
             kept = [i for i, point in enumerate(candidates) if self._is_of_split(point)]
@@ -392,10 +395,10 @@ class Formula(Source):
         columns = np.concatenate(steps, axis=1)[:, : self.num_examples]
         by_name = zip(*points[: self.num_examples], strict=True)
         return (
-            {name: list(texts) for name, texts in zip(self.inputs, by_name, strict=True)},
+            {name: list(texts) for name, texts in zip(inputs, by_name, strict=True)},
             {
                 name: where.values(column)
-                for (name, where), column in zip(self.inputs.items(), columns, strict=True)
+                for (name, where), column in zip(inputs.items(), columns, strict=True)
             },
         )
 

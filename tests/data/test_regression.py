@@ -274,6 +274,14 @@ def test_the_sets_are_disjoint_whatever_seeds_prompts_and_decimals():
     assert len(train | val | test & {(float(x),) for x in range(61)}) == 61
 
 
+def test_points_and_sets_do_not_depend_on_the_order_in_which_inputs_are_named():
+    inputs = formula().inputs
+    turned = formula(inputs={name: inputs[name] for name in reversed(inputs)})
+    assert {(x, y) for y, x in points(turned)} == {*points(formula())}
+    prompts = {"template": "x={x}, y={y}:"}
+    assert formula(inputs=turned.inputs, **prompts).examples() == formula().examples()
+
+
 def test_a_tenth_of_all_points_belongs_to_the_test_set():
     inputs = {"x": InputRange(0, 20_000)}
     test = {*points(formula("x", inputs=inputs, num_examples=40_000, split="test"))}
