@@ -162,8 +162,8 @@ class Friedman(Source):
     """Seed of numpy's default generator. Equal fields give equal examples."""
     noise: float = 30.0
     """Standard deviation of the noise, in units of the answer."""
-    number_format: NumberFormat = NumberFormat(width=3)
-    """How the answer is rounded and stated in the data."""
+    number_format: NumberFormat | None = None
+    """How the answer is rounded and stated in the data. null: with three digits, such as 047."""
 
     def __post_init__(self) -> None:
         """Refuse values that describe no data set.
@@ -184,7 +184,8 @@ class Friedman(Source):
         noise = self.noise * random.normal(size=self.num_examples)
         answers = np.clip(friedman_mean(inputs) + noise, 0, 999)
         prompts = (" ".join(f"{x:02d}" for x in row) + "=" for row in inputs.tolist())
-        return _examples("Friedman", prompts, answers, self.number_format)
+        number_format = self.number_format or NumberFormat(width=3)
+        return _examples("Friedman", prompts, answers, number_format)
 
 
 # Friedman's domain, with as many decimals as leave the formula smooth.

@@ -369,10 +369,16 @@ def test_the_value_of_an_input_is_the_float_of_its_text(step, decimals):
     assert len(where.text(step).partition(".")[2]) == decimals
 
 
-def test_a_formula_is_named_in_a_configuration():
+def configured(text: str) -> Source:
+    """The source that this part of a configuration describes."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--source", type=Source)
-    settings = yaml.safe_load(
+    parsed = parser.parse_object({"source": yaml.safe_load(text)})
+    return parser.instantiate_classes(parsed).source
+
+
+def test_a_formula_is_named_in_a_configuration():
+    source = configured(
         """
         class_path: ntl_lightning.data.Formula
         init_args:
@@ -384,8 +390,18 @@ def test_a_formula_is_named_in_a_configuration():
           split: train
         """
     )
-    parsed = parser.parse_object({"source": settings})
-    assert parser.instantiate_classes(parsed).source == formula()
+    assert source == formula()
+
+
+@pytest.mark.parametrize("kind", [Friedman, Friedman2, Friedman3])
+def test_a_format_in_a_configuration_keeps_nothing_of_the_default_one(kind):
+    source = configured(
+        f"""
+        class_path: ntl_lightning.data.{kind.__name__}
+        init_args: {{num_examples: 50, seed: 0, number_format: {{decimals: 1}}}}
+        """
+    )
+    assert source == kind(50, seed=0, number_format=NumberFormat(decimals=1))
 
 
 # ---- Expressions
