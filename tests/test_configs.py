@@ -139,15 +139,19 @@ def test_the_papers_multiplication_has_every_number_of_digits() -> None:
         assert len(digits) == 1
         sizes[digits.pop()] = len(set(pairs))
     assert set(sizes) == {*itertools.product(range(1, 7), repeat=2)}
-    # Of a one-digit and at most a two-digit number there are not 500 pairs that are not trained on.
-    assert {cell for cell, size in sizes.items() if size != 500} == {(1, 1), (1, 2), (2, 1)}
-    trained = {
-        (tuple(arguments["left_digits"]), tuple(arguments["right_digits"]))
-        for arguments in (source["init_args"] for source in settings["train"])
-    }
-    assert trained == {
-        ((left, left), (right, right)) for left in range(1, 6) for right in range(1, 6)
-    }
+    # Of a one-digit and at most a two-digit number the test set has not 500 pairs.
+    few = {cell: size for cell, size in sizes.items() if size != 500}
+    assert few == {(1, 1): 7, (1, 2): 90, (2, 1): 90}
+    for split in ("train", "val"):
+        cells = [
+            (*source["init_args"]["left_digits"], *source["init_args"]["right_digits"])
+            for source in settings[split]
+        ]
+        assert cells == [
+            (left, left, right, right) for left in range(1, 6) for right in range(1, 6)
+        ]
+    validated = [Arithmetic(**source["init_args"]).examples() for source in settings["val"]]
+    assert [len(examples) for examples in validated[1:]] == [20] * 24
 
 
 def option_names(settings: dict[str, Any], prefix: str) -> list[str]:
