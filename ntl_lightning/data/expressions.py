@@ -120,10 +120,12 @@ def _check(node: ast.AST, text: str, names: Collection[str], where: str, depth: 
             is_allowed = False
     if not is_allowed:
         part = ast.get_source_segment(text, node) or text
+        is_caret = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor)
+        hint = " Write ** for a power." if is_caret else ""
         raise ValueError(
-            f"{where}: {part!r} is not allowed in {text!r}. An expression has finite numbers, the "
-            f"inputs {', '.join(names)}, {', '.join(CONSTANTS)}, + - * / **, brackets, and the "
-            f"functions {', '.join(FUNCTIONS)} of one argument."
+            f"{where}: {part!r} is not allowed in {text!r}.{hint} An expression has finite "
+            f"numbers, the inputs {', '.join(names)}, {', '.join(CONSTANTS)}, + - * / **, "
+            f"brackets, and the functions {', '.join(FUNCTIONS)} of one argument."
         )
     for child in parts:
         _check(child, text, names, where, depth + 1)

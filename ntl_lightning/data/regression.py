@@ -3,6 +3,7 @@
 import hashlib
 import keyword
 import math
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -324,6 +325,12 @@ class Formula(Source):
                 raise ValueError(
                     f"Formula.inputs: {name!r} is no name; use letters, digits and _, and begin "
                     "with a letter."
+                )
+            as_parsed = unicodedata.normalize("NFKC", name)
+            if as_parsed != name:
+                raise ValueError(
+                    f"Formula.inputs: {name!r} ({name!a}) is read as {as_parsed!r} "
+                    f"({as_parsed!a}) in an expression. Name it so, here and in the template."
                 )
             if name in FUNCTIONS or name in CONSTANTS:
                 raise ValueError(f"Formula.inputs: {name!r} has a meaning already. Rename it.")

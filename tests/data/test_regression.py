@@ -231,6 +231,11 @@ def test_formulas_are_computed_of_the_inputs_as_they_are_written():
     assert first.origin == "Formula(train)[0]"
 
 
+def test_inputs_may_have_greek_names():
+    source = formula("3*\u03bc", inputs={"\u03bc": InputRange(0, 99)})
+    assert [float(str(e.target)) for e in source.examples()] == [3 * x for (x,) in points(source)]
+
+
 def test_the_prompt_and_the_format_may_be_chosen():
     source = formula(
         template="f({x}; {y}) is",
@@ -311,6 +316,10 @@ def test_equal_fields_give_equal_formulas_and_seeds_differ():
         ({"inputs": {}}, "Formula.inputs is empty"),
         ({"inputs": {"2x": InputRange(0, 1)}}, "'2x' is no name"),
         ({"inputs": {"lambda": InputRange(0, 1)}}, "'lambda' is no name"),
+        (
+            {"inputs": {"\u00b5": InputRange(0, 1)}, "expression": "3*\u00b5"},
+            r"'\u00b5' \('\\xb5'\) is read as '\u03bc' \('\\u03bc'\) in an expression",
+        ),
         ({"inputs": {"sin": InputRange(0, 1)}}, "'sin' has a meaning already"),
         ({"inputs": {"pi": InputRange(0, 1)}}, "'pi' has a meaning already"),
         ({"template": "{x}="}, r"every input in braces .* \{x\}, \{y\}, got '\{x\}='"),
@@ -470,6 +479,7 @@ def test_an_expression_without_inputs_has_their_shape():
         ("x if y else 1", "'x if y else 1'"),
         ("x // 2", "'x // 2'"),
         ("x % 2", "'x % 2'"),
+        ("3*x^2", r"'3\*x\^2' is not allowed .* Write \*\* for a power\."),
         ("x < y", "'x < y'"),
         ("x and y", "'x and y'"),
         ("not x", "'not x'"),
