@@ -157,7 +157,7 @@ def test_a_row_may_be_longer_than_the_positions_of_the_model_but_no_example(tmp_
 def test_a_model_that_mixes_packed_examples_is_refused_before_its_first_step(tmp_path):
     bloom = FromConfig("bloom", {"hidden_size": 16, "n_layer": 1, "n_head": 2})
     message = (
-        r"model\.backbone cannot be trained with data\.packing: .* logits of packed examples, .* "
+        r"model\.backbone cannot be trained with data\.packing: .* logits of a packed example, .* "
         r"Set data\.packing to false"
     )
     with pytest.raises(ValueError, match=message):
