@@ -87,6 +87,9 @@ class NumberCodec:
                 f"{self.standard_deviation} and scale={self.scale!r}. Give both or neither."
             )
         if self.mean is not None and self.standard_deviation is not None:
+            # Those of NumPy are written and kept in checkpoints otherwise.
+            object.__setattr__(self, "mean", float(self.mean))
+            object.__setattr__(self, "standard_deviation", float(self.standard_deviation))
             if not math.isfinite(self.mean):
                 raise ValueError(f"NumberCodec.mean must be a finite number, got {self.mean}.")
             if not 0 < self.standard_deviation < math.inf:
@@ -117,23 +120,30 @@ class NumberCodec:
             values: Those of all training targets.
 
         Raises:
-            ValueError: If the values have no finite mean in float64, or are all equal.
+            ValueError: If the values have no finite mean or standard deviation in float64, are all
+                equal, or differ by less than float64 holds.
         """
         if self.is_complete:
             return self
         with localcontext(_EXACT):
-            # Decimals: a sum of floats may overflow where their mean does not.
-            mean = float(sum(values, Decimal(0)) / len(values))
-        deviation = math.sqrt(math.fsum((float(v) - mean) ** 2 / len(values) for v in values))
+            # Decimals: sums and squares of floats may overflow, or vanish, where these do not.
+            exact_mean = sum(values, Decimal(0)) / len(values)
+            variance = sum(((v - exact_mean) ** 2 for v in values), Decimal(0)) / len(values)
+            mean, deviation = float(exact_mean), float(variance.sqrt())
         if not math.isfinite(mean) or not math.isfinite(deviation):
             raise ValueError(
                 "the training targets are too large for a mean and standard deviation in float64. "
                 "Take scale: signed_log10, or leave the largest out."
             )
-        if deviation == 0:
+        if min(values) == max(values):
             raise ValueError(
                 f"all training targets are {values[0]}, so they have no standard deviation to "
                 "divide by. Give NumberCodec.mean and standard_deviation, or take another scale."
+            )
+        if deviation == 0:
+            raise ValueError(
+                "the training targets differ by too little for a standard deviation in float64. "
+                "Scale them up, or take another scale."
             )
         return replace(self, mean=mean, standard_deviation=deviation)
 

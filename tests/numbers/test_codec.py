@@ -265,6 +265,21 @@ def test_statistics_are_those_of_scikit_learns_scaler(values):
     assert codec.standard_deviation == pytest.approx(oracle.scale_[0], rel=1e-6)
 
 
+@pytest.mark.parametrize("values", [(1e160, -1e160), (1e-170, -5e-170), (1.7e308, -1.7e308)])
+def test_statistics_are_those_of_values_whose_squares_float64_does_not_hold(values):
+    codec = NumberCodec(NumberFormat(2), "standardised").fitted([*map(Decimal, values)])
+    mean, deviation = values[0] / 2 + values[1] / 2, values[0] / 2 - values[1] / 2
+    assert codec.mean == pytest.approx(mean, abs=1e-15 * deviation)
+    assert codec.standard_deviation == pytest.approx(deviation, rel=1e-15, abs=0)
+
+
+def test_statistics_may_be_floats_of_numpy():
+    codec = standardised(2, np.float64(3.5), np.float32(0.5))
+    assert (codec.mean, codec.standard_deviation) == (3.5, 0.5)
+    assert type(codec.mean) is type(codec.standard_deviation) is float
+    assert codec.write(Decimal(4)) == "1.00"
+
+
 def test_statistics_that_are_given_are_kept():
     codec = standardised()
     assert codec.fitted([Decimal(1), Decimal(2)]) is codec
@@ -274,7 +289,11 @@ def test_statistics_that_are_given_are_kept():
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [([3, 3, 3], "all training targets are 3"), ([Decimal("1e400"), 1], "too large for a mean")],
+    [
+        ([3, 3, 3], "all training targets are 3"),
+        ([Decimal("1e400"), 1], "too large for a mean"),
+        ([Decimal("1e-400"), 0], "differ by too little"),
+    ],
 )
 def test_statistics_that_do_not_exist_are_refused(values, message):
     codec = NumberCodec(NumberFormat(), "standardised")
