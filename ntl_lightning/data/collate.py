@@ -111,10 +111,10 @@ def encode(
         )
     golds = [example.target for example in examples]
     if codec is not None:
-        examples = written(examples, codec, where)
+        examples = written(examples, codec, where, changed_numbers)
     marks = bool(not_quantities) or any(example.not_quantities for example in examples)
     if marks:
-        _check_marks(examples, tokenizer, where)
+        _check_marks(examples, tokenizer, where, codec)
     targets = [example.target for example in examples if example.target is not None]
     encoding = _encoding(tokenizer, targets, add_special_tokens=False, return_offsets_mapping=marks)
     encoded = iter(encoding["input_ids"])
@@ -152,13 +152,18 @@ def encode(
 
 
 def _check_marks(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, where: str
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    codec: NumberCodec | None,
 ) -> None:
     if not tokenizer.is_fast:
+        # With a codec nothing else marks parts of a target.
+        key = "not_quantities" if codec is None else "data.codec.digit_places"
         raise ValueError(
-            f"{where}: not_quantities needs a fast tokenizer (one with a tokenizer.json), which "
+            f"{where}: {key} needs a fast tokenizer (one with a tokenizer.json), which "
             f"tells where its tokens stand in a text; {tokenizer.name_or_path!r} is a "
-            f"{type(tokenizer).__name__}. Take a fast one, or leave not_quantities out"
+            f"{type(tokenizer).__name__}. Take a fast one, or leave {key} out"
         )
     for example in examples:
         for start, end in example.not_quantities:

@@ -59,14 +59,20 @@ def gold_numbers(examples: Sequence[Example], where: str) -> list[Decimal | None
     return values
 
 
-def written(examples: Sequence[Example], codec: NumberCodec, where: str) -> list[Example]:
+def written(
+    examples: Sequence[Example],
+    codec: NumberCodec,
+    where: str,
+    changed_numbers: ChangedNumbers = "refuse",
+) -> list[Example]:
     """The examples with their targets as the codec writes them.
 
     How many are rounded by that, and how much at most, is reported.
 
     Raises:
         ValueError: If a target is anything but one number, cannot be written, or has parts that
-            are marked as no quantities.
+            are marked as no quantities; if `changed_numbers` is `refuse` and what is written
+            stands for no number of float64, as that of 1e400 does on a logarithmic scale.
     """
     marked = next((example for example in examples if example.not_quantities), None)
     if marked is not None:
@@ -75,6 +81,7 @@ def written(examples: Sequence[Example], codec: NumberCodec, where: str) -> list
             f"that not_quantities could mark, as it does in {marked.origin}. Remove one of the two"
         )
     result, num_rounded = [], 0
+    lost: list[tuple[Example, str]] = []
     largest: dict[str, tuple[Decimal, Example, str]] = {}
     for example, value in zip(examples, gold_numbers(examples, where), strict=True):
         if value is None:
@@ -88,7 +95,10 @@ def written(examples: Sequence[Example], codec: NumberCodec, where: str) -> list
             ) from error
         result.append(replace(example, target=text, not_quantities=codec.place_spans(text)))
         read = codec.read(text)
-        if read is None or read == value:
+        if read is None:
+            lost.append((example, text))
+            continue
+        if read == value:
             continue
         num_rounded += 1
         errors = {"absolute": abs(read - value)}
@@ -97,6 +107,8 @@ def written(examples: Sequence[Example], codec: NumberCodec, where: str) -> list
         for kind, size in errors.items():
             if kind not in largest or size > largest[kind][0]:
                 largest[kind] = (size, example, text)
+    if lost:
+        _report_lost(lost, len(examples), where, changed_numbers)
     if num_rounded:
         worst = " and ".join(
             f"{float(size):.2g} ({kind}; {example.origin}: {example.target} is written {text})"
@@ -107,6 +119,23 @@ def written(examples: Sequence[Example], codec: NumberCodec, where: str) -> list
             f"{worst}."
         )
     return result
+
+
+def _report_lost(
+    lost: Sequence[tuple[Example, str]], count: int, where: str, changed_numbers: ChangedNumbers
+) -> None:
+    first, text = lost[0]
+    message = (
+        f"{where}: {len(lost)} of {count} targets are too large to be read back from what "
+        f"data.codec writes; the first is {first.origin}: {_end(first.target or '')} is written "
+        f"{text}, which float64 does not hold"
+    )
+    if changed_numbers == "refuse":
+        raise ValueError(
+            f"{message}. Even a right answer would have no value: leave these rows out, or set "
+            "data.changed_numbers: count"
+        )
+    rank_zero_warn(f"{message}. Right answers to these count as invalid, though as exact matches.")
 
 
 def check_numbers_survive(

@@ -11,7 +11,12 @@ from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedT
 
 from ntl_lightning.data import Collator, Example, encode
 from ntl_lightning.evaluation import Generation, generate
-from ntl_lightning.numbers import ArithmeticTokenizer, PretrainedTokenizer
+from ntl_lightning.numbers import (
+    ArithmeticTokenizer,
+    NumberCodec,
+    NumberFormat,
+    PretrainedTokenizer,
+)
 
 
 def examples(*pairs):
@@ -381,6 +386,14 @@ def test_a_tokenizer_that_does_not_tell_where_its_tokens_stand_is_refused_only_w
             not_quantities=[re.compile("1")],
         )
     assert len(encode(examples(("a", "1")), ByT5Tokenizer(), "seq2seq", "data.x")) == 1
+    with pytest.raises(ValueError, match=r"or leave data\.codec\.digit_places out"):
+        encode(
+            examples(("a", "1")),
+            ByT5Tokenizer(),
+            "seq2seq",
+            "data.x",
+            codec=NumberCodec(NumberFormat(), digit_places=True),
+        )
 
 
 MARKED_ROWS = [

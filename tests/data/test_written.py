@@ -66,6 +66,18 @@ def test_a_value_that_cannot_be_written_is_named(codec, target, reason):
         tables(["1", target], codec=codec)
 
 
+@pytest.mark.parametrize("target", ["1.7976931348623157e308", "-1e400", "1e400"])
+def test_a_value_that_no_answer_could_stand_for_is_refused_or_counted(target):
+    codec = NumberCodec(NumberFormat(decimals=1), "signed_log10")
+    with pytest.raises(
+        ValueError, match=r"data.train: 1 of 2 targets are too large .* the first is data.csv:3: "
+    ):
+        tables(["5", target], codec=codec)
+    with pytest.warns(UserWarning, match=r"1 of 2 targets are too large .* count as invalid"):
+        table = tables(["5", target], codec=codec, changed_numbers="count")
+    assert list(table["target"]) == ["5", target]
+
+
 def test_marks_in_a_target_that_is_written_anew_are_refused():
     marked = Example("p", "17", "data.csv:2", ((0, 1),))
     with pytest.raises(ValueError, match=r"nothing that not_quantities could mark.*data.csv:2"):

@@ -70,6 +70,15 @@ def test_answers_on_another_scale_are_scored_in_the_units_of_the_targets():
     )
 
 
+def test_a_right_answer_beyond_float64_is_an_exact_match_without_a_value():
+    metrics = NumericMetrics(codec=NumberCodec(NumberFormat(decimals=1), "log10"))
+    metrics.update(["400.0", "399.9", "none", "2.0"], ["1e400", "1e400", "1e400", "100"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="NaN, because")
+        result = {name: float(value) for name, value in metrics.compute().items()}
+    assert_values(result, exact_match=2 / 4, num_valid=1)
+
+
 def assert_values(result, **expected):
     for name, value in expected.items():
         assert result[name] == pytest.approx(value, rel=RTOL, abs=0, nan_ok=True), name
