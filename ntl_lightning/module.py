@@ -339,13 +339,23 @@ class NumberAwareLM(LightningModule):
 
     def on_train_start(self) -> None:
         """Remember how the targets are written, now that a checkpoint has been loaded."""
-        self._take_codec()
+        self._take_codec(self.trainer.train_dataloader)
 
-    def _take_codec(self) -> None:
+    def _take_codec(self, loaders: object) -> None:
         """Read answers as the data write targets; refuse what the weights were not trained with."""
-        if not hasattr(self._datamodule, "codec"):
-            return
-        theirs: NumberCodec | None = self._datamodule.codec
+        if hasattr(self._datamodule, "codec"):
+            theirs: NumberCodec | None = self._datamodule.codec
+        else:
+            # Loaders of a data module may be given without it.
+            codecs = {getattr(loader, "codec", None) for loader in _flat(loaders)} - {None}
+            if not codecs:
+                return
+            if len(codecs) > 1:
+                raise ValueError(
+                    "the targets of the loaders are written by different codecs, so answers could "
+                    "not be read alike; evaluate them one after the other"
+                )
+            (theirs,) = codecs
         begins_anew = self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None
         if theirs != self.codec and self.trained_steps and not begins_anew:
             raise ValueError(
@@ -558,12 +568,12 @@ class NumberAwareLM(LightningModule):
     def on_validation_start(self) -> None:
         """Take the length limit and the codec from the data."""
         self._start(training=False)
-        self._take_codec()
+        self._take_codec(self._loaders("val"))
 
     def on_test_start(self) -> None:
         """Take the length limit and the codec from the data."""
         self._start(training=False)
-        self._take_codec()
+        self._take_codec(self._loaders("test"))
 
     def on_validation_epoch_start(self) -> None:
         """Fresh metrics for every named set."""
@@ -699,7 +709,7 @@ class NumberAwareLM(LightningModule):
     def on_predict_start(self) -> None:
         """Take the length limit and the codec from the data, or say that the limit is missing."""
         self._start(training=False)
-        self._take_codec()
+        self._take_codec(self._loaders("predict"))
         _ = self.max_new_tokens
 
     def predict_step(
@@ -734,6 +744,13 @@ class NumberAwareLM(LightningModule):
             codec = NumberCodec(**{**codec, "number_format": number_format})
         self.codec = codec
         self.trained_steps = checkpoint.get("global_step", 0)
+
+
+def _flat(loaders: object) -> list[object]:
+    """One loader, a list or a mapping of some, as a list."""
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
+    return list(loaders) if isinstance(loaders, Sequence) else [loaders]
 
 
 def _kept_apart_by(batch: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from ntl_lightning import NumberAwareLM, NumberDataModule
 from ntl_lightning.callbacks import PredictionFile
 from ntl_lightning.cli import main
 from ntl_lightning.data import Example, Source
+from ntl_lightning.evaluation import Generation
 from ntl_lightning.numbers import (
     ArithmeticTokenizer,
     NumberCodec,
@@ -35,6 +36,8 @@ SIGNED_LOG = NumberCodec(NumberFormat(significant_digits=3, scientific=True), "s
 STANDARDISED = NumberCodec(NumberFormat(decimals=2, plus_sign=True), "standardised")
 PERCENT = NumberCodec(NumberFormat(decimals=1), percent=True)
 TAGGED = NumberCodec(NumberFormat(decimals=1, width=5), digit_places=True)
+
+LIMITED = {"generation": Generation(max_new_tokens=8)}
 
 TRAIN = tuple(str(value) for value in (3, 12.5, 40, 99, 250.25, 1000, 7777, 20000))
 TEST = tuple(str(value) for value in (5, 33, 80.125, 640, 1234.5, 9000, 15000))
@@ -251,6 +254,33 @@ def test_the_expected_value_is_that_of_the_values_that_the_tokens_stand_for(tmp_
         q = torch.softmax(module.model(ids).logits[0, -1][digits].double(), -1)
         errors.append(abs((q * 10.0 ** torch.arange(10)).sum().item() - value))
     assert logged["test/expected_value_mae"] == pytest.approx(sum(errors) / 2, rel=1e-5)
+
+
+def test_loaders_without_their_data_module_bring_the_codec(tmp_path):
+    seed_everything(0)
+    data, whole, module = data_module(STANDARDISED), data_module(STANDARDISED), Answering(**LIMITED)
+    data.setup("fit")
+    trainer = trainer_for(tmp_path, max_steps=3, max_epochs=-1)
+    trainer.fit(module, data.train_dataloader(), data.val_dataloader())
+    assert module.codec == data.codec
+    (by_loaders,) = trainer_for(tmp_path).validate(module, data.val_dataloader())
+    (by_module,) = trainer_for(tmp_path).validate(module, datamodule=whole)
+    assert by_loaders["val/mae"] == by_module["val/mae"]
+
+
+def test_loaders_of_another_codec_are_refused(tmp_path):
+    seed_everything(0)
+    module = Answering(**LIMITED)
+    trainer_for(tmp_path, max_steps=1).fit(module, data_module(LOG))
+    others = [data_module(codec) for codec in (PERCENT, TAGGED)]
+    loaders = []
+    for data in others:
+        data.setup("validate")
+        loaders.append(data.val_dataloader())
+    with pytest.raises(ValueError, match="but the model was trained with Number"):
+        trainer_for(tmp_path).validate(module, loaders[0])
+    with pytest.raises(ValueError, match="written by different codecs"):
+        trainer_for(tmp_path).validate(module, loaders)
 
 
 def test_a_codec_is_written_in_a_configuration(tmp_path, capsys):

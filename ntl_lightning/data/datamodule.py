@@ -583,6 +583,7 @@ class NumberDataModule(LightningDataModule):
             order,
             self._collator(row_length=row_length),
             num_workers=self.num_workers,
+            codec=self.codec,
             **settings,
         )
 
@@ -662,7 +663,11 @@ class NumberDataModule(LightningDataModule):
             **self._process(),
         )
         return BatchLoader(
-            table, order, self._collator(for_evaluation=True), num_workers=self.num_workers
+            table,
+            order,
+            self._collator(for_evaluation=True),
+            num_workers=self.num_workers,
+            codec=self.codec,
         )
 
     def val_dataloader(self) -> BatchLoader:

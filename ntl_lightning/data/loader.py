@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from ntl_lightning.data.collate import Collator
 from ntl_lightning.data.order import BatchOrder, TokenBudgetOrder
+from ntl_lightning.numbers import NumberCodec
 
 __all__ = ["BatchLoader", "StepTotals"]
 
@@ -51,6 +52,8 @@ class BatchLoader:
         epoch: The first epoch.
         num_batches: Batches that training takes of an epoch, if less than all; asked for whenever
             the state is. After these the state is that of the next epoch's beginning.
+        codec: What wrote the labels of the table, if anything did; a model that is given loaders
+            alone reads its answers by it.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class BatchLoader:
         num_workers: int = 0,
         epoch: int = 0,
         num_batches: Callable[[], float] = lambda: math.inf,
+        codec: NumberCodec | None = None,
     ) -> None:
+        self.codec = codec
         self.dataset = _Rows(table)  # Lightning's batch size finder asks for its length
         self._order = order
         self._collator = collator
@@ -159,6 +164,11 @@ class StepTotals:
     def dataset(self) -> object:
         """The loader's dataset, for Lightning's batch size finder."""
         return getattr(self._loader, "dataset", None)
+
+    @property
+    def codec(self) -> NumberCodec | None:
+        """What wrote the labels, where the loader tells."""
+        return getattr(self._loader, "codec", None)
 
     @property
     def batch_sampler(self) -> object:
