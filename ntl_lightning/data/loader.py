@@ -70,6 +70,7 @@ class BatchLoader:
         self.codec = codec
         self.dataset = _Rows(table)  # Lightning's batch size finder asks for its length
         self._order = order
+        self._decided_by = order.decided_by()
         self._collator = collator
         self._num_workers = num_workers
         self._num_batches = num_batches
@@ -99,22 +100,33 @@ class BatchLoader:
             self._num_read += 1
             yield batch
 
-    def state_dict(self) -> dict[str, int]:
-        """The epoch, the batches read of it, and the batches it has."""
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, the batches read of it, how many it has, and what decides their order."""
         epoch, num_read = self._epoch, self._num_read
         if num_read >= min(len(self), self._num_batches()):
             epoch, num_read = epoch + 1, 0
-        return {"epoch": epoch, "num_read": num_read, "length": len(self)}
+        return {
+            "epoch": epoch,
+            "num_read": num_read,
+            "length": len(self),
+            "order": dict(self._decided_by),
+        }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the batches that the state counts."""
         self._epoch, self._num_read = state["epoch"], state["num_read"]
         self._goes_on = True
-        if self._num_read and state["length"] != len(self):
+        # Older checkpoints do not tell what decided the order.
+        was, now = state.get("order", self._decided_by), self._decided_by
+        changed = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+        if self._num_read and (state["length"] != len(self) or changed):
+            settings = [f"{key} was {was.get(key)}, is {now.get(key)}" for key in changed]
             rank_zero_warn(
                 f"The checkpoint was saved after {self._num_read} of {state['length']} batches of "
-                f"an epoch that now has {len(self)}. With other data, batch size or processes, "
-                "some examples of this epoch are seen twice and others not at all."
+                f"an epoch that now has {len(self)}, in another order"
+                f"{' (' if settings else ''}{'; '.join(settings)}{')' if settings else ''}. With "
+                "other data, batches, seed or processes, some examples of this epoch are seen "
+                "twice and others not at all."
             )
 
 

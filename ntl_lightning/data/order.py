@@ -5,6 +5,7 @@ target of a seq2seq model.
 """
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
@@ -47,6 +48,22 @@ class _Order(ABC):
     def _of_this_rank(self, step: Sequence[T]) -> Sequence[T]:
         rank, ranks = self.rank, self.world_size
         return step[len(step) * rank // ranks : len(step) * (rank + 1) // ranks]
+
+    @abstractmethod
+    def _grouping(self) -> npt.NDArray[np.int_]:
+        """What decides, with the settings, which examples come together."""
+
+    def decided_by(self) -> dict[str, int | bool]:
+        """What decides the batches of an epoch, on all ranks alike: plain values, for checkpoints.
+
+        `grouping` is a checksum of what the lengths and the size of batches lead to.
+        """
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "processes": self.world_size,
+            "grouping": zlib.crc32(self._grouping().astype("<i8").tobytes()),
+        }
 
     @abstractmethod
     def __len__(self) -> int:
@@ -94,6 +111,11 @@ class BatchOrder(_Order):
 
     def __len__(self) -> int:
         return -(-len(self.lengths) // (self.batch_size * self.world_size))
+
+    def _grouping(self) -> npt.NDArray[np.int_]:
+        # Without grouping, lengths have no effect.
+        lengths = self.lengths if self.group_by_length else [len(self.lengths)]
+        return np.array([self.batch_size, self.group_by_length, *lengths])
 
     def _global_batches(self) -> list[list[int]]:
         size, count = self.batch_size * self.world_size, len(self.lengths)
@@ -199,6 +221,10 @@ class TokenBudgetOrder(_Order):
 
     def __len__(self) -> int:
         return -(-len(self._units) // self._units_per_step)
+
+    def _grouping(self) -> npt.NDArray[np.int_]:
+        sizes = [self._units_per_step, *map(len, self._units)]
+        return np.concatenate([sizes, *self._units, self._kinds])
 
     @property
     def _units_per_step(self) -> int:

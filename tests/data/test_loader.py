@@ -241,6 +241,52 @@ def test_a_state_of_an_epoch_of_another_length_is_named():
         other.load_state_dict(first.state_dict())
 
 
+def budget_loader_of(count, **settings):
+    table = table_of(range(count))
+    lengths = [len(row["prompt_ids"]) + len(row["target_ids"]) for row in table]
+    order = TokenBudgetOrder(lengths, **{"max_tokens": 24, "shuffle": True} | settings)
+    return BatchLoader(table, order, Collator("causal", 0, row_length=order.row_length))
+
+
+@pytest.mark.parametrize(
+    ("other", "changed"),
+    [
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"shuffle": False}, "shuffle was True, is False"),
+        ({"group_by_length": True}, "grouping was"),
+    ],
+)
+def test_a_state_of_an_epoch_in_another_order_is_named(other, changed):
+    one = loader_of(range(20), 2, shuffle=True)
+    next(iter(one))
+    resumed = loader_of(range(20), 2, **{"shuffle": True} | other)
+    assert len(resumed) == len(one)
+    with pytest.warns(UserWarning, match=rf"after 1 of 10 batches .* in another order \({changed}"):
+        resumed.load_state_dict(through_a_checkpoint(one.state_dict()))
+
+
+@pytest.mark.parametrize("other", [{"group_by_length": True}, {"packing": True}, {"seed": 3}])
+def test_a_state_of_other_batches_of_a_token_budget_is_named(other):
+    first = budget_loader_of(30)
+    next(iter(first))
+    with pytest.warns(UserWarning, match="in another order .* seen twice"):
+        budget_loader_of(30, **other).load_state_dict(through_a_checkpoint(first.state_dict()))
+    same = budget_loader_of(30)
+    same.load_state_dict(through_a_checkpoint(first.state_dict()))
+    assert same.state_dict() == first.state_dict()
+
+
+def test_ranks_agree_on_what_decides_the_order():
+    states = [loader_of(range(20), 2, rank=rank, world_size=2).state_dict() for rank in (0, 1)]
+    assert states[0] == states[1]
+
+
+def test_a_state_that_does_not_tell_the_order_can_be_loaded():
+    loader = loader_of(range(20), 2, shuffle=True)
+    loader.load_state_dict({"epoch": 0, "num_read": 3, "length": 10})
+    assert indices(loader) == indices(loader_of(range(20), 2, shuffle=True))[3:]
+
+
 def test_a_state_between_epochs_fits_epochs_of_any_length():
     first = loader_of(range(20), 2)
     list(first)
