@@ -260,6 +260,14 @@ class NumberAwareLM(LightningModule):
         longest = self._max_positions
         width = batch.get("num_positions", batch["input_ids"].shape[1])
         if longest is not None and width > longest:
+            mask = batch.get("attention_mask")
+            if mask is not None and mask.sum(dim=1).max() <= longest:
+                raise ValueError(
+                    f"padding makes sequences of {int(mask.sum(dim=1).max())} tokens {width} long, "
+                    f"more than the {longest} positions of model.backbone "
+                    "(max_position_embeddings); lower data.pad_to_multiple_of, or take a divisor "
+                    f"of {longest}"
+                )
             raise ValueError(
                 f"a sequence of {width} tokens is longer than the {longest} positions of "
                 "model.backbone (max_position_embeddings); shorten the texts, see "
@@ -362,7 +370,8 @@ class NumberAwareLM(LightningModule):
                 f"data.codec is {theirs or 'not set'}, but the model was trained with "
                 f"{self.codec or 'none'}: its answers would be read wrongly. Set data.codec as in "
                 "training (with the same mean and standard_deviation, if the training data have "
-                "changed since)"
+                "changed since); a data module that has taken these from another model keeps them, "
+                "so make a new one for each model"
             )
         self.codec = theirs
 

@@ -196,6 +196,16 @@ def test_a_fit_after_a_test_takes_its_own_statistics(tmp_path):
     assert logged["test/num_samples"] == 7
 
 
+def test_a_data_module_that_keeps_another_models_statistics_is_told_to_be_made_anew(tmp_path):
+    first, _ = trained(tmp_path, STANDARDISED)
+    second = Answering()
+    trainer_for(tmp_path, max_steps=1).fit(second, data_module(STANDARDISED, TRAIN[:4]))
+    data = data_module(STANDARDISED)
+    trainer_for(tmp_path).test(Answering(), data, ckpt_path=first, verbose=False)
+    with pytest.raises(ValueError, match="keeps them, so make a new one for each model"):
+        trainer_for(tmp_path).test(second, data, verbose=False)
+
+
 @pytest.mark.parametrize(
     "asked", [None, LOG, replace(STANDARDISED, mean=0.0, standard_deviation=1.0)]
 )

@@ -580,6 +580,14 @@ def test_sequences_longer_than_the_models_positions_are_refused(tmp_path):
         fitted(tmp_path, NumberAwareLM(backbone=short), data, max_epochs=1)
 
 
+def test_where_padding_alone_exceeds_the_models_positions_its_setting_is_named(tmp_path):
+    short = FromConfig("gpt2", {**TINY_GPT2.settings, "n_positions": 11})
+    data = NumberDataModule(train=[Pairs((("1+1=", "12345"),))], pad_to_multiple_of=8)
+    message = r"of 10 tokens 16 long, more than the 11 positions .* data\.pad_to_multiple_of"
+    with pytest.raises(ValueError, match=message):
+        fitted(tmp_path, NumberAwareLM(backbone=short), data, max_epochs=1)
+
+
 def test_answers_stop_where_the_models_positions_end(tmp_path):
     backbone = FromConfig("gpt2", {**TINY_GPT2.settings, "n_positions": 8})
     module = NumberAwareLM(backbone=backbone, generation=Generation(max_new_tokens=50))
