@@ -1141,7 +1141,7 @@ def test_what_training_shares_is_told_of_the_prompts_as_they_were_and_of_what_is
         max_prompt_tokens=4,
         too_long="cut_prompt",
     )
-    with pytest.warns(UserWarning, match="also prompts of data.train") as caught:
+    with pytest.warns(UserWarning, match="prompts") as caught:
         data.setup("fit")
     shared = [str(w.message) for w in caught if "also prompts of data.train" in str(w.message)]
     assert [message.split(":")[0] for message in shared] == [
