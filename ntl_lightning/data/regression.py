@@ -4,6 +4,7 @@ import hashlib
 import keyword
 import math
 import unicodedata
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -199,23 +200,16 @@ _CIRCUIT = (
 
 
 @dataclass(frozen=True)
-class Friedman2(Source):
-    """Friedman's second regression problem as text: `12.50 905.1 0.531 7.31=` and `481`.
-
-    Four decimals, uniform over Friedman's domain, of which the answer is `friedman2_mean` (0 to
-    about 1760) plus normal noise, rounded as `number_format` writes it.
-
-    Give every set a seed of its own: the same seed gives the same examples.
-    """
+class _CircuitProblem(Source):
+    """What Friedman's second and third problem have in common."""
 
     num_examples: int
     """How many examples."""
     seed: int
     """Seed of numpy's default generator. Equal fields give equal examples."""
-    noise: float = 125.0
-    """Standard deviation of the noise, in units of the answer. The default is a third of the
-    answers' own, as in Friedman's paper."""
-    number_format: NumberFormat = NumberFormat()
+    noise: float
+    """Standard deviation of the noise, in units of the answer."""
+    number_format: NumberFormat | None = None
     """How the answer is rounded and stated in the data."""
 
     def __post_init__(self) -> None:
@@ -224,7 +218,15 @@ class Friedman2(Source):
         Raises:
             ValueError: If `num_examples` is not positive, or `seed` or `noise` is negative.
         """
-        _check_fields("Friedman2", self.num_examples, self.seed, self.noise)
+        _check_fields(type(self).__name__, self.num_examples, self.seed, self.noise)
+
+    @abstractmethod
+    def _mean(self, inputs: NDArray[np.integer | np.floating]) -> NDArray[np.float64]:
+        """(n,) the answers to inputs (n, 4) before noise."""
+
+    @abstractmethod
+    def _default_format(self) -> NumberFormat:
+        """What `number_format: null` means."""
 
     def examples(self) -> list[Example]:
         """Draw the examples.
@@ -234,12 +236,36 @@ class Friedman2(Source):
         """
         random = np.random.default_rng(self.seed)
         prompts, inputs = _circuits(random, self.num_examples)
-        answers = friedman2_mean(inputs) + self.noise * random.normal(size=self.num_examples)
-        return _examples("Friedman2", prompts, answers, self.number_format)
+        answers = self._mean(inputs) + self.noise * random.normal(size=self.num_examples)
+        number_format = self.number_format or self._default_format()
+        return _examples(type(self).__name__, prompts, answers, number_format)
 
 
 @dataclass(frozen=True)
-class Friedman3(Source):
+class Friedman2(_CircuitProblem):
+    """Friedman's second regression problem as text: `12.50 905.1 0.531 7.31=` and `481`.
+
+    Four decimals, uniform over Friedman's domain, of which the answer is `friedman2_mean` (0 to
+    about 1760) plus normal noise, rounded as `number_format` writes it.
+
+    Give every set a seed of its own: the same seed gives the same examples.
+    """
+
+    noise: float = 125.0
+    """Standard deviation of the noise, in units of the answer. The default is a third of the
+    answers' own, as in Friedman's paper."""
+    number_format: NumberFormat | None = None
+    """How the answer is rounded and stated in the data. null: without decimals."""
+
+    def _mean(self, inputs: NDArray[np.integer | np.floating]) -> NDArray[np.float64]:
+        return friedman2_mean(inputs)
+
+    def _default_format(self) -> NumberFormat:
+        return NumberFormat()
+
+
+@dataclass(frozen=True)
+class Friedman3(_CircuitProblem):
     """Friedman's third regression problem as text: `12.50 905.1 0.531 7.31=` and `1.545`.
 
     The inputs of `Friedman2`, of which the answer is `friedman3_mean` (nearly always 0 to 1.571)
@@ -248,35 +274,17 @@ class Friedman3(Source):
     Give every set a seed of its own: the same seed gives the same examples.
     """
 
-    num_examples: int
-    """How many examples."""
-    seed: int
-    """Seed of numpy's default generator. Equal fields give equal examples."""
     noise: float = 0.1
     """Standard deviation of the noise, in units of the answer. The default is a third of the
     answers' own, as in Friedman's paper."""
     number_format: NumberFormat | None = None
     """How the answer is rounded and stated in the data. null: with three decimals."""
 
-    def __post_init__(self) -> None:
-        """Refuse values that describe no data set.
+    def _mean(self, inputs: NDArray[np.integer | np.floating]) -> NDArray[np.float64]:
+        return friedman3_mean(inputs)
 
-        Raises:
-            ValueError: If `num_examples` is not positive, or `seed` or `noise` is negative.
-        """
-        _check_fields("Friedman3", self.num_examples, self.seed, self.noise)
-
-    def examples(self) -> list[Example]:
-        """Draw the examples.
-
-        Raises:
-            ValueError: If `number_format` has no room for an answer.
-        """
-        random = np.random.default_rng(self.seed)
-        prompts, inputs = _circuits(random, self.num_examples)
-        answers = friedman3_mean(inputs) + self.noise * random.normal(size=self.num_examples)
-        number_format = self.number_format or NumberFormat(decimals=3)
-        return _examples("Friedman3", prompts, answers, number_format)
+    def _default_format(self) -> NumberFormat:
+        return NumberFormat(decimals=3)
 
 
 @dataclass(frozen=True)
